@@ -1,0 +1,241 @@
+"""The networks of the paper's settings, as a table.
+
+`parameters` and `num_skips` are what the built model has exactly; the tests count both.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .uvit import UViT
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One row of the table. `builder()` makes the model; keywords given to it replace the row's own."""
+
+    name: str
+    description: str
+    parameters: int
+    num_skips: int
+    builder: partial[Any]
+
+
+def preset(name: str, **overrides: Any) -> nn.Module:
+    """Build the model of a row; overrides go to the constructor of UViT or of diffusers' UNet2DModel.
+
+    >>> model = preset("cifar10-uvit-s2", depth=4, embed_dim=64)
+    >>> len(model.out_blocks)
+    2
+    """
+    return find_preset(name).builder(**overrides)
+
+
+def preset_names() -> list[str]:
+    """Names of all rows, in the table's order."""
+    return list(_BY_NAME)
+
+
+def find_preset(name: str) -> Preset:
+    """The row of that name, without building its model."""
+    if name not in _BY_NAME:
+        closest = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.0)[0]
+        raise ValueError(f"unknown preset {name!r}: did you mean {closest!r}? Known presets: {', '.join(_BY_NAME)}.")
+    return _BY_NAME[name]
+
+
+def example_inputs(row: str | Preset, batch: int = 1) -> dict[str, Tensor]:
+    """Keyword arguments for the forward of a preset's model: fixed noise at t = 500, and its conditions.
+
+    >>> {name: tuple(value.shape) for name, value in example_inputs("imagenet64-uvit-m4", batch=2).items()}
+    {'x': (2, 3, 64, 64), 'timesteps': (2,), 'y': (2,)}
+    """
+    builder = (row if isinstance(row, Preset) else find_preset(row)).builder
+    make = _uvit_inputs if builder.func is UViT else _unet_inputs
+    return make(batch, **builder.keywords)
+
+
+def _uvit_inputs(
+    batch: int,
+    *,
+    img_size: int,
+    in_chans: int = 3,
+    num_classes: int = -1,
+    num_clip_token: int = 0,
+    clip_dim: int = 0,
+    **_: Any,
+) -> dict[str, Tensor]:
+    inputs = {"x": _noise(batch, in_chans, img_size, img_size), "timesteps": torch.full((batch,), 500.0)}
+    if num_classes > 0:
+        inputs["y"] = torch.arange(batch) % num_classes
+    if num_clip_token > 0:
+        inputs["context"] = _noise(batch, num_clip_token, clip_dim)
+    return inputs
+
+
+def _unet_inputs(
+    batch: int, *, sample_size: int, in_channels: int = 3, num_class_embeds: int | None = None, **_: Any
+) -> dict[str, Tensor]:
+    size = (batch, in_channels, sample_size, sample_size)
+    inputs = {"sample": _noise(*size), "timestep": torch.full((batch,), 500.0)}
+    if num_class_embeds is not None:
+        inputs["class_labels"] = torch.arange(batch) % num_class_embeds
+    return inputs
+
+
+def _noise(*shape: int) -> Tensor:
+    # A generator of our own: asking for examples must not move the caller's random state.
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def build_unet(**config: Any) -> nn.Module:
+    """diffusers' UNet2DModel, imported only when one is wanted."""
+    try:
+        from diffusers.models.unets.unet_2d import UNet2DModel
+    except ImportError as error:
+        raise ImportError(
+            "the UNet presets are built from diffusers, which could not be imported: pip install scalelong[train]"
+        ) from error
+    return UNet2DModel(**config)
+
+
+def _unet(size: int, channels: tuple[int, ...], *, attention: tuple[int, ...], **options: Any) -> partial[nn.Module]:
+    """A UNet2DModel with one level per entry of `channels`, attending at the resolutions in `attention`."""
+    attends = ["Attn" if size >> level in attention else "" for level in range(len(channels))]
+    return partial(
+        build_unet,
+        sample_size=size,
+        block_out_channels=channels,
+        down_block_types=tuple(f"{kind}DownBlock2D" for kind in attends),
+        up_block_types=tuple(f"{kind}UpBlock2D" for kind in reversed(attends)),
+        **options,
+    )
+
+
+# DDPM and DDIM: one attention head, sines before cosines, strided convolutions padded at the right and bottom only.
+_ddpm = partial(
+    _unet,
+    layers_per_block=2,
+    attention=(16,),
+    attention_head_dim=None,
+    downsample_padding=0,
+    flip_sin_to_cos=False,
+    freq_shift=1,
+    norm_eps=1e-6,
+    dropout=0.1,
+)
+
+# improved-diffusion: time enters as a scale and a shift after the norm, and the output holds the mean and the learned
+# variance. diffusers drops the norm before the middle attention under scale_shift; attn_norm_num_groups puts it back.
+_improved = partial(
+    _unet,
+    layers_per_block=3,
+    attention=(16, 8),
+    out_channels=6,
+    resnet_time_scale_shift="scale_shift",
+    attn_norm_num_groups=32,
+)
+
+PRESETS = (
+    Preset(
+        name="cifar10-uvit-s2",
+        description="U-ViT-S/2 for CIFAR-10, unconditional",
+        parameters=44_255_328,
+        num_skips=6,
+        builder=partial(UViT, img_size=32, patch_size=2, embed_dim=512, depth=12, num_heads=8),
+    ),
+    Preset(
+        name="celeba64-uvit-s4",
+        description="U-ViT-S/4 for CelebA at 64×64, unconditional",
+        parameters=44_292_228,
+        num_skips=6,
+        builder=partial(UViT, img_size=64, patch_size=4, embed_dim=512, depth=12, num_heads=8),
+    ),
+    Preset(
+        name="imagenet64-uvit-m4",
+        description="U-ViT-M/4 for ImageNet at 64×64, class-conditional",
+        parameters=130_940_292,
+        num_skips=8,
+        builder=partial(UViT, img_size=64, patch_size=4, embed_dim=768, depth=16, num_heads=12, num_classes=1000),
+    ),
+    Preset(
+        name="imagenet64-uvit-l4",
+        description="U-ViT-L/4 for ImageNet at 64×64, class-conditional",
+        parameters=286_827_652,
+        num_skips=10,
+        builder=partial(UViT, img_size=64, patch_size=4, embed_dim=1024, depth=20, num_heads=16, num_classes=1000),
+    ),
+    Preset(
+        name="coco-uvit-s2",
+        description="U-ViT-S/2 for MS-COCO, text to image, on latents of 4×32×32",
+        parameters=44_692_644,
+        num_skips=6,
+        builder=partial(
+            UViT,
+            img_size=32,
+            patch_size=2,
+            in_chans=4,
+            embed_dim=512,
+            depth=12,
+            num_heads=8,
+            clip_dim=768,
+            num_clip_token=77,
+        ),
+    ),
+    Preset(
+        name="coco-uvit-s2-deep",
+        description="U-ViT-S/2 with 16 blocks for MS-COCO, text to image, on latents of 4×32×32",
+        parameters=58_345_636,
+        num_skips=8,
+        builder=partial(
+            UViT,
+            img_size=32,
+            patch_size=2,
+            in_chans=4,
+            embed_dim=512,
+            depth=16,
+            num_heads=8,
+            clip_dim=768,
+            num_clip_token=77,
+        ),
+    ),
+    Preset(
+        name="cifar10-unet",
+        description="DDPM's UNet for CIFAR-10, unconditional",
+        parameters=35_746_307,
+        num_skips=12,
+        builder=_ddpm(32, (128, 256, 256, 256)),
+    ),
+    Preset(
+        name="celeba64-unet",
+        description="DDIM's UNet for CelebA at 64×64, unconditional",
+        parameters=78_700_803,
+        num_skips=15,
+        builder=_ddpm(64, (128, 256, 256, 256, 512)),
+    ),
+    Preset(
+        name="improved-cifar10-unet",
+        description="improved-diffusion's UNet for CIFAR-10, unconditional, learned variance",
+        parameters=52_546_438,
+        num_skips=16,
+        # 4 heads everywhere, as in the original: all attending levels are 256 wide.
+        builder=_improved(32, (128, 256, 256, 256), attention_head_dim=64, dropout=0.3),
+    ),
+    Preset(
+        name="improved-imagenet64-unet",
+        description="improved-diffusion's UNet for ImageNet at 64×64, class-conditional, learned variance",
+        parameters=273_049_350,
+        num_skips=16,
+        # Original: 4 heads everywhere; here: 4 at 8×8 and in the middle (768 wide) but 3 at 16×16 (576 wide), because
+        # UNet2DModel fixes the width of a head instead of their number. The parameters are the same.
+        builder=_improved(64, (192, 384, 576, 768), attention_head_dim=192, num_class_embeds=1000),
+    ),
+)
+
+_BY_NAME = {row.name: row for row in PRESETS}

@@ -1,0 +1,25 @@
+"""The core: find the long skip connections of a model and scale them. Needs torch only."""
+
+from .absorb import AbsorbedScalingWarning, surviving_share
+from .apply import fuse_skips, scale_skips, unscale_skips
+from .blocks import scale_blocks, unscale_blocks
+from .find import find_skips
+from .scaling import METHODS, SkipScaling, constant_coefficients
+from .site import Argument, Channels, SkipSite
+
+__all__ = [
+    "METHODS",
+    "AbsorbedScalingWarning",
+    "Argument",
+    "Channels",
+    "SkipScaling",
+    "SkipSite",
+    "constant_coefficients",
+    "find_skips",
+    "fuse_skips",
+    "scale_blocks",
+    "scale_skips",
+    "surviving_share",
+    "unscale_blocks",
+    "unscale_skips",
+]

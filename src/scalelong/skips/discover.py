@@ -1,0 +1,168 @@
+"""Tell the long skips among all joins of a recorded forward pass: those that are nested around the bottleneck."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from math import prod
+
+from .record import Call, Record, Value
+from .site import Channels
+
+
+@dataclass(frozen=True)
+class Join:
+    """Where a value meets a later one that was made from the same origin.
+
+    `origin` is the latest value that both were made from, usually the skip itself. `scope` is the innermost call around
+    the join that contains the trunk's whole way from there: a residual block for its own sum, the UNet for a long skip.
+    """
+
+    origin: int
+    skip: int
+    trunk: int
+    result: int
+    channels: Channels | None
+    scope: Call
+
+    @property
+    def span(self) -> int:
+        return self.result - self.origin
+
+
+Chain = tuple[Join, ...]
+"""Joins that enclose each other, innermost first."""
+
+
+def long_skips(record: Record) -> Chain:
+    """The joins that are long skips, innermost first: concatenations if there are any, else sums; else empty."""
+    joins = list(all_joins(record))
+    concatenations = drop_reused(record, [join for join in joins if join.channels is not None])
+    # x + net(x) corrects the input; it leads past the first encoder block, too.
+    sums = [join for join in joins if join.channels is None and join.origin != main_input(record)]
+    return best_chain(record, concatenations, at_least=1) or best_chain(record, sums, at_least=2)
+
+
+def all_joins(record: Record) -> Iterator[Join]:
+    for result, value in enumerate(record.values):
+        if len(value.parts) < 2:
+            continue
+        # The trunk is the part that more has happened to; a skip at most was cropped or projected.
+        trunk = max((part.value for part in value.parts), key=lambda part: record.lineage(part).bit_count())
+        for part in value.parts:
+            origin = latest_common(record, part.value, trunk, result)
+            if part.value != trunk and origin is not None:
+                scope = scope_of(record, origin, trunk, result)
+                yield Join(origin, part.value, trunk, result, part.channels, scope)
+
+
+def latest_common(record: Record, skip: int, trunk: int, result: int) -> int | None:
+    """The latest value that both were made from, among those that carry the model's main input at all positions."""
+    common = record.lineage(skip) & record.lineage(trunk)
+    needed = min(len(record.values[result].shape), 3)
+    main = main_input(record)
+    while common:
+        latest = common.bit_length() - 1
+        # Skip and trunk may share an embedding vector or a text as well; that is not what was skipped.
+        if len(record.values[latest].shape) >= needed and record.depends(latest, on=main):
+            return latest
+        common ^= 1 << latest
+    return None
+
+
+def main_input(record: Record) -> int:
+    """The input that is denoised, not a condition: the first of those that look most like the output."""
+    inputs = takewhile(lambda value: value.operation == "input", record.values)
+
+    def likeness(value: Value) -> tuple[bool, int, int]:
+        equal = sum(size == other for size, other in zip(value.shape[::-1], record.output[::-1], strict=False))
+        return len(value.shape) == len(record.output), len(value.shape), equal
+
+    return max(enumerate(inputs), key=lambda item: likeness(item[1]))[0]
+
+
+def scope_of(record: Record, origin: int, trunk: int, result: int) -> Call:
+    first = next(way_between(record, origin, trunk))
+    return next(outer for outer in call_of(record, result).outward() if outer.start <= first)
+
+
+def call_of(record: Record, value: int) -> Call:
+    call = record.values[value].call
+    assert call is not None, "operations are recorded inside the model's own call"
+    return call
+
+
+def way_between(record: Record, origin: int, value: int) -> Iterator[int]:
+    """The values through which `value` was made from `origin`, in order of birth."""
+    lineage = record.lineage(value)
+    return (n for n in range(origin + 1, value + 1) if lineage >> n & 1 and record.depends(n, origin))
+
+
+def drop_reused(record: Record, joins: list[Join]) -> list[Join]:
+    """Without origins that are joined again and again, as in a DenseNet; repeating the same block is no new join."""
+    places: dict[tuple[Call, int], dict[int, Call]] = defaultdict(dict)
+    for join in joins:
+        places[join.scope, join.origin][join.result] = call_of(record, join.result)
+
+    def repeats_one_block(calls: Collection[Call]) -> bool:
+        return len({call.module for call in calls}) == 1 and len(set(calls)) == len(calls)
+
+    return [join for join in joins if repeats_one_block(places[join.scope, join.origin].values())]
+
+
+def best_chain(record: Record, joins: list[Join], at_least: int) -> Chain:
+    """The chain of the outermost module that has one of two or more joins; else one that stands alone."""
+
+    def rank(chain: Chain) -> tuple[bool, int, int, int]:
+        depth = len(list(chain[-1].scope.outward()))
+        return len(chain) > 1, -depth, *size(chain)
+
+    chains = [chain for chain in longest_chains(record, joins) if len(chain) >= at_least]
+    return max((chain for chain in chains if spans_the_model(record, chain)), key=rank, default=())
+
+
+def longest_chains(record: Record, joins: list[Join]) -> list[Chain]:
+    """For each join the longest chain that it encloses, itself included."""
+    chains: list[Chain] = []
+    for outer in sorted(joins, key=lambda join: (join.result, -join.origin)):
+        inner = (chain for chain in chains if encloses(record, outer, chain[-1]))
+        chains.append((*max(inner, key=size, default=()), outer))
+    return chains
+
+
+def size(chain: Chain) -> tuple[int, int]:
+    return len(chain), sum(join.span for join in chain)
+
+
+def encloses(record: Record, outer: Join, inner: Join) -> bool:
+    """Whether the inner skip starts after the outer one on the same trunk, and is joined before it."""
+    if outer.origin == inner.origin or not record.depends(inner.origin, on=outer.origin):
+        return False
+    if outer.result != inner.result and not record.depends(outer.trunk, on=inner.result):
+        return False
+    # The join of a block inside the outer skip's trunk, such as a residual sum, is over when that block returns.
+    if inner.scope.start <= outer.result < inner.scope.end:
+        return True
+    recursive = outer.channels is not None and type(outer.scope.module) is type(inner.scope.module)
+    return recursive and outer.scope.start <= inner.scope.start
+
+
+def spans_the_model(record: Record, chain: Chain) -> bool:
+    """Whether the outermost skip goes past most of the modules, or at least past a part of lower resolution."""
+    outermost = chain[-1]
+    leaves = [call for call in record.calls if not any(call.module.children())]
+    passed = sum(outermost.origin < call.start <= outermost.result for call in leaves)
+    if 2 * passed > len(leaves):
+        return True
+    return (len(chain) > 1 or 4 * passed > len(leaves)) and dips(record, outermost)
+
+
+def dips(record: Record, join: Join) -> bool:
+    """Whether the trunk had fewer positions on its way than it has at the join."""
+    shape = record.values[join.result].shape
+    last = join.channels is not None and join.channels.dim == -1
+    place = slice(1, -1) if last else slice(2, None)
+    way = (record.values[n].shape for n in way_between(record, join.origin, join.trunk))
+    return any(len(seen) == len(shape) and prod(seen[place]) < prod(shape[place]) for seen in way)

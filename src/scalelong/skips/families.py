@@ -1,0 +1,307 @@
+"""Where the known model families join their long skips: one small function per family.
+
+A family is recognised by class name and structure; its library is never imported. Each function returns the sites in
+the order in which the forward pass joins them (innermost first), as the fields of a `SkipSite` without its index, or
+None for a model of another family. A new family is one more function and one more row in `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from .site import Argument, Channels, is_norm
+
+Fields = dict[str, Any]
+Rule = Callable[[Any], "list[Fields] | None"]
+
+
+def is_a(model: nn.Module, *class_names: str) -> bool:
+    """Whether the model's class, or one it derives from, has one of these names."""
+    return any(kind.__name__ in class_names for kind in type(model).__mro__)
+
+
+def argument(module: nn.Module, name: str, item: int | None = None) -> Argument:
+    """The entry for `name`, an argument of the module's forward, given by position or by keyword."""
+    position = list(inspect.signature(module.forward).parameters).index(name)
+    return Argument(position=position, name=name, item=item)
+
+
+def concatenated(module: Any, path: str, trunk: int, total: int, readers: tuple[str, ...], **fields: Any) -> Fields:
+    """Fields of a skip that follows `trunk` channels in a concatenation of `total`, read by children of `module`."""
+    joined = Channels(trunk, total)
+    common = {
+        "consumer": path,
+        "entry": joined,
+        "width": len(joined),
+        "absorbed": any(is_norm(module.get_submodule(reader)) for reader in readers),
+        "readers": tuple(f"{path}.{reader}" for reader in readers),
+        "joined": joined,
+    }
+    return common | fields
+
+
+def uvit(model: Any) -> list[Fields] | None:
+    """U-ViT, ours and the public one: `skip` argument of an out-block, cat on the last dimension, then Linear."""
+    if not (is_a(model, "UViT") and hasattr(model, "in_blocks") and hasattr(model, "out_blocks")):
+        return None
+    dim, tokens = model.pos_embed.shape[-1], model.pos_embed.shape[1]
+    return [
+        {
+            "consumer": f"out_blocks.{i}",
+            "entry": argument(block, "skip"),
+            "width": tokens,
+            "joined": Channels(dim, 2 * dim, dim=-1),
+            "readers": (f"out_blocks.{i}.skip_linear",),
+        }
+        for i, block in enumerate(model.out_blocks)
+    ]
+
+
+def theory_unet(model: Any) -> list[Fields] | None:
+    """The UNet of Eq. 3, whose decoders add the skip."""
+    if not is_a(model, "TheoryUNet"):
+        return None
+    return [
+        {"consumer": f"decoders.{i}", "entry": argument(block, "skip"), "width": model.width}
+        for i, block in reversed(list(enumerate(model.decoders)))
+    ]
+
+
+def diffusers_unet(model: Any) -> list[Fields] | None:
+    """diffusers UNets: `res_hidden_states_tuple` of an up block, its last item first; K-blocks use only that one."""
+    blocks = list(getattr(model, "up_blocks", ()))
+    if not blocks or not all(takes(block, "res_hidden_states_tuple") for block in blocks):
+        return None
+    if is_a(model, "UNet1DModel"):
+        return [unet1d_site(block, f"up_blocks.{i}") for i, block in enumerate(blocks)]
+    deepest = model.mid_block if getattr(model, "mid_block", None) is not None else model.down_blocks[-1]
+    return list(tuple_sites(blocks, "res_hidden_states_tuple", resnet_channels(deepest.resnets[-1])))
+
+
+def monai_diffusion_unet(model: Any) -> list[Fields] | None:
+    """MONAI DiffusionModelUNet: the list `res_hidden_states_list` of an up block, its last item first."""
+    if not is_a(model, "DiffusionModelUNet"):
+        return None
+    deepest = model.middle_block.resnet_2.out_channels
+    return list(tuple_sites(list(model.up_blocks), "res_hidden_states_list", deepest))
+
+
+def takes(module: nn.Module, name: str) -> bool:
+    return name in inspect.signature(module.forward).parameters
+
+
+def resnet_channels(resnet: Any) -> int:
+    """What a resnet puts out: its last convolution's channels, since K-blocks end with fewer than `out_channels`."""
+    return inner_resnet(resnet)[0].conv2.out_channels
+
+
+def inner_resnet(resnet: Any) -> tuple[Any, str]:
+    """The block that reads the joined features first, and its path below `resnet` (video blocks wrap a spatial one)."""
+    return (resnet.spatial_res_block, "spatial_res_block.") if hasattr(resnet, "spatial_res_block") else (resnet, "")
+
+
+def tuple_sites(blocks: list[Any], name: str, trunk: int) -> Iterator[Fields]:
+    """Sites of up blocks that pop one item of a tuple before each of their resnets."""
+    for i, block in enumerate(blocks):
+        uses_last_item_only = type(block).__name__.startswith("K")
+        for j, resnet in enumerate(block.resnets):
+            inner, below = inner_resnet(resnet)
+            total = getattr(inner, "in_channels", None) or inner.channels
+            if total > trunk and (j == 0 or not uses_last_item_only):
+                readers = tuple(f"resnets.{j}.{below}{reader}" for reader in resnet_readers(inner))
+                entry = argument(block, name, item=-1 - j)
+                yield concatenated(block, f"up_blocks.{i}", trunk, total, readers, entry=entry, absorbed=True)
+            trunk = resnet_channels(resnet)
+
+
+def resnet_readers(resnet: Any) -> tuple[str, ...]:
+    """The norm and the shortcut that read the joined features of a residual block of diffusers, MONAI or ADM."""
+    if getattr(resnet, "conv_shortcut", None) is not None:
+        return ("norm1", "conv_shortcut")
+    shortcut = getattr(resnet, "skip_connection", None)
+    if shortcut is None or isinstance(shortcut, nn.Identity):
+        return ()
+    norm = "norm1" if hasattr(resnet, "norm1") else "in_layers.0"
+    return (norm, "skip_connection.conv" if hasattr(shortcut, "conv") else "skip_connection")
+
+
+def unet1d_site(block: Any, path: str) -> Fields:
+    """UNet1DModel: one skip per up block, as wide as the trunk; a convolution reads both."""
+    first = block.resnets[0]
+    readers = ("conv_in.conv1d", "residual_conv") if hasattr(first, "conv_in") else ("conv_1", "conv_skip")
+    total = first.get_submodule(readers[0]).in_channels
+    known = tuple(f"resnets.0.{reader}" for reader in readers) if hasattr(first, readers[1]) else ()
+    entry = argument(block, "res_hidden_states_tuple", item=-1)
+    return concatenated(block, path, total // 2, total, known, entry=entry)
+
+
+def hunyuan_dit(model: Any) -> list[Fields] | None:
+    """HunyuanDiT2DModel: `skip` argument of the second half's blocks, LayerNorm over the concatenation, then Linear."""
+    if not is_a(model, "HunyuanDiT2DModel"):
+        return None
+    tokens = model.pos_embed.height * model.pos_embed.width
+    joining = [(i, block) for i, block in enumerate(model.blocks) if block.skip_linear is not None]
+    return [
+        {
+            "consumer": f"blocks.{i}",
+            "entry": argument(block, "skip"),
+            "width": tokens,
+            "absorbed": True,
+            "joined": Channels(block.skip_linear.out_features, block.skip_linear.in_features, dim=-1),
+            "readers": (f"blocks.{i}.skip_norm",),
+        }
+        for i, block in joining
+    ]
+
+
+def kandinsky3(model: Any) -> list[Fields] | None:
+    """Kandinsky3UNet: inline cat before every up block but the first; conditional GroupNorm and a shortcut read it."""
+    if not is_a(model, "Kandinsky3UNet"):
+        return None
+    sites, trunk = [], 0
+    for i, block in enumerate(model.up_blocks):
+        first = block.resnets_in[0]
+        if i > 0:
+            total = first.resnet_blocks[0].group_norm.norm.num_channels
+            grows = not isinstance(first.shortcut_up_sample, nn.Identity)
+            shortcut = "shortcut_up_sample" if grows else "shortcut_projection"
+            readers = (f"resnets_in.0.{name}" for name in ("resnet_blocks.0.group_norm", shortcut))
+            sites.append(concatenated(block, f"up_blocks.{i}", trunk, total, tuple(readers)))
+        trunk = block.resnets_out[-1].resnet_blocks[-1].projection.out_channels
+    return sites
+
+
+def stable_cascade(model: Any) -> list[Fields] | None:
+    """StableCascadeUNet: `x_skip` argument of a level's first block; a Linear reads it, unnormalised."""
+    if not is_a(model, "StableCascadeUNet"):
+        return None
+    sites = []
+    for i, level in enumerate(model.up_blocks):
+        block = level[0]
+        mixes = block.channelwise[0] if hasattr(block, "channelwise") else None
+        if mixes is not None and mixes.in_features > block.depthwise.out_channels:
+            trunk, total = block.depthwise.out_channels, mixes.in_features
+            entry = argument(block, "x_skip")
+            sites.append(concatenated(block, f"up_blocks.{i}.0", trunk, total, ("channelwise.0",), entry=entry))
+    return sites
+
+
+def adm(model: Any) -> list[Fields] | None:
+    """improved-, guided- and latent-diffusion UNetModel: inline cat before every output block."""
+    if not all(hasattr(model, name) for name in ("input_blocks", "middle_block", "output_blocks")):
+        return None
+    sites, trunk = [], model.middle_block[-1].out_channels
+    for i, block in enumerate(model.output_blocks):
+        readers = tuple(f"0.{reader}" for reader in resnet_readers(block[0]))
+        sites.append(concatenated(block, f"output_blocks.{i}", trunk, block[0].channels, readers, absorbed=True))
+        trunk = [layer.out_channels for layer in block if hasattr(layer, "in_layers")][-1]
+    return sites
+
+
+def denoising_diffusion_pytorch(model: Any) -> list[Fields] | None:
+    """denoising-diffusion-pytorch Unet and Unet1D: inline cat before each resnet; convolutions read it first."""
+    if not (is_a(model, "Unet", "Unet1D") and hasattr(model, "ups") and hasattr(model, "final_res_block")):
+        return None
+    paths = [f"ups.{k}.{j}" for k in range(len(model.ups)) for j in (0, 1)] + ["final_res_block"]
+    sites = []
+    for path in paths:
+        block = model.get_submodule(path)
+        readers = () if isinstance(block.res_conv, nn.Identity) else ("block1.proj", "res_conv")
+        conv = block.block1.proj
+        sites.append(concatenated(block, path, conv.out_channels, conv.in_channels, readers))
+    return sites
+
+
+def edm(model: Any) -> list[Fields] | None:
+    """EDM SongUNet and DhariwalUNet: inline cat before the `dec` blocks that expect more channels than there are."""
+    if not is_a(model, "SongUNet", "DhariwalUNet"):
+        return None
+    sites, trunk = [], [block.out_channels for block in model.enc.values() if hasattr(block, "norm0")][-1]
+    for name, block in model.dec.items():
+        if not hasattr(block, "norm0"):
+            continue
+        if block.in_channels != trunk:
+            readers = ("norm0", "skip") if block.skip is not None else ()
+            sites.append(concatenated(block, f"dec.{name}", trunk, block.in_channels, readers, absorbed=True))
+        trunk = block.out_channels
+    return sites
+
+
+def edm2(model: Any) -> list[Fields] | None:
+    """EDM2 UNet: inline magnitude-preserving cat before the `dec` blocks; SiLU and weight-normalised convs read it."""
+    if not (is_a(model, "UNet") and hasattr(model, "concat_balance") and hasattr(model, "dec")):
+        return None
+    sites, trunk = [], list(model.enc.values())[-1].out_channels
+    for name, block in model.dec.items():
+        if "block" in name:
+            total = block.conv_res0.weight.shape[1]
+            sites.append(concatenated(block, f"dec.{name}", trunk, total, ()))
+        trunk = block.out_channels
+    return sites
+
+
+def k_diffusion(model: Any) -> list[Fields] | None:
+    """k-diffusion image_v1: `skip` argument of every UBlock in use but the first; AdaGN and a shortcut read it."""
+    if not is_a(model, "ImageDenoiserModelV1"):
+        return None
+    used = len(model.u_net.d_blocks) - model.u_net.skip_stages
+    sites = []
+    for k in range(1, used):
+        block = model.u_net.u_blocks[k]
+        total = block[0].main[2].in_channels
+        readers = () if isinstance(block[0].skip, nn.Identity) else ("0.main.0", "0.skip")
+        entry = argument(block, "skip")
+        sites.append(concatenated(block, f"u_net.u_blocks.{k}", total // 2, total, readers, entry=entry, absorbed=True))
+    return sites
+
+
+def monai_basic_unet(model: Any) -> list[Fields] | None:
+    """MONAI BasicUNet: argument `x_e` of UpCat, which puts the skip first; a convolution reads it."""
+    if not is_a(model, "BasicUNet"):
+        return None
+    sites = []
+    for level in (4, 3, 2, 1):
+        encoder = model.conv_0 if level == 1 else model.get_submodule(f"down_{level - 1}.convs")
+        block = model.get_submodule(f"upcat_{level}")
+        joined = Channels(0, encoder.conv_1.conv.out_channels)
+        site = {"consumer": f"upcat_{level}", "entry": argument(block, "x_e"), "width": len(joined), "joined": joined}
+        sites.append(site | {"readers": (f"upcat_{level}.convs.conv_0.conv",)})
+    return sites
+
+
+def segmentation_models_pytorch(model: Any) -> list[Fields] | None:
+    """segmentation-models-pytorch Unet: argument `skip_connection` of a decoder block; a convolution reads it."""
+    if not (is_a(model, "Unet") and hasattr(model, "encoder") and hasattr(model, "decoder")):
+        return None
+    sites, trunk = [], model.encoder.out_channels[-1]
+    for i, block in enumerate(model.decoder.blocks):
+        total = block.conv1[0].in_channels
+        if total > trunk:
+            plain = isinstance(getattr(block.attention1, "attention", None), nn.Identity)
+            readers, entry = ("conv1.0",) if plain else (), argument(block, "skip_connection")
+            sites.append(concatenated(block, f"decoder.blocks.{i}", trunk, total, readers, entry=entry))
+        trunk = block.conv2[0].out_channels
+    return sites
+
+
+FAMILIES: dict[str, Rule] = {
+    "UViT": uvit,
+    "TheoryUNet (Eq. 3)": theory_unet,
+    "diffusers UNet2DModel, UNet2DConditionModel, UNet3DConditionModel, UNetMotionModel, "
+    "UNetSpatioTemporalConditionModel, UNet1DModel": diffusers_unet,
+    "diffusers HunyuanDiT2DModel": hunyuan_dit,
+    "diffusers Kandinsky3UNet": kandinsky3,
+    "diffusers StableCascadeUNet": stable_cascade,
+    "MONAI DiffusionModelUNet": monai_diffusion_unet,
+    "MONAI BasicUNet": monai_basic_unet,
+    "improved-, guided- and latent-diffusion UNetModel": adm,
+    "denoising-diffusion-pytorch Unet, Unet1D": denoising_diffusion_pytorch,
+    "EDM SongUNet, DhariwalUNet": edm,
+    "EDM2 UNet": edm2,
+    "k-diffusion ImageDenoiserModelV1": k_diffusion,
+    "segmentation-models-pytorch Unet": segmentation_models_pytorch,
+}

@@ -1,0 +1,84 @@
+"""Fold constant coefficients into the weights that read the skip, and take them out again.
+
+A Linear or convolution reads κ·s with weight W exactly as it reads s with weight κ·W. After a norm the coefficient
+multiplies the norm's own scale and shift in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from .site import Channels, SkipSite, is_norm
+
+LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+AFFINE = (nn.GroupNorm, nn.LayerNorm)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of one weight that multiplies a skip: `channels` along `dim`."""
+
+    weight: nn.Parameter
+    channels: Channels
+    dim: int
+
+    @property
+    def values(self) -> Tensor:
+        return self.weight.data.narrow(self.dim, self.channels.start, len(self.channels))
+
+
+class Preserved:
+    """Weights that `preserve=True` divided by a coefficient, with their values before, so that undo is bit-exact."""
+
+    def __init__(self, part: Slice, coefficient: float) -> None:
+        self.part, self.coefficient = part, coefficient
+        self.before = part.values.clone()
+        part.values.div_(coefficient)
+
+    def restore(self) -> None:
+        values, before = self.part.values, self.before.to(self.part.values)
+        untrained = torch.equal(values, before / self.coefficient)
+        values.copy_(before if untrained else values * self.coefficient)
+
+
+def foldable_slices(model: nn.Module, site: SkipSite, where: str) -> list[Slice]:
+    """Every weight slice that a coefficient of this site can be folded into; raises, with the reason, if it cannot."""
+    if site.joined is None:
+        raise cannot_fold(site, "it is added to the trunk, not concatenated, so no weight reads it alone")
+    if not site.readers:
+        raise cannot_fold(site, "something other than a Linear or convolution reads it, or its readers are unknown")
+    return [part for reader in site.readers for part in reader_slices(model, site, site.joined, reader, where)]
+
+
+def reader_slices(model: nn.Module, site: SkipSite, joined: Channels, reader: str, where: str) -> list[Slice]:
+    module: Any = model.get_submodule(reader)
+    kind = type(module).__name__
+    if is_norm(module):
+        if where == "input":
+            raise cannot_fold(site, f"a norm comes first ({reader}, {kind}), which no weight can imitate")
+        if not (runs_as(module, AFFINE) and module.weight is not None):
+            raise cannot_fold(site, f"{reader} ({kind}) has no scale of its own to fold into")
+        return [Slice(parameter, joined, 0) for parameter in module.parameters(recurse=False)]
+    if not runs_as(module, LINEAR) or hasattr(module, "parametrizations"):
+        raise cannot_fold(site, f"{reader} ({kind}) is not a plain Linear or convolution (merge adapters first)")
+    if isinstance(module, _ConvNd) and module.groups != 1:
+        raise cannot_fold(site, f"{reader} ({kind}) is a grouped convolution")
+    weight = model.get_parameter(f"{reader}.weight")
+    return [Slice(weight, joined, 0 if isinstance(module, _ConvTransposeNd) else 1)]
+
+
+def runs_as(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether the module is one of these kinds with its forward unchanged (a weight-normalised subclass is not)."""
+    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
+
+
+def cannot_fold(site: SkipSite, reason: str) -> ValueError:
+    return ValueError(
+        f"skip {site.index} at {site.consumer!r} cannot be folded into weights: {reason}. "
+        "Keep the scaled model as it is, and call scale_skips again after loading its weights elsewhere."
+    )

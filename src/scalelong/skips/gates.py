@@ -1,0 +1,79 @@
+"""The calibration networks ζ of learned scaling: pooled skip (B, W) in, coefficients in (0, 1) of the same shape out.
+
+They compute in float32 whatever the model's precision: a pooled value in half precision can overflow, and a
+coefficient near 0 or 1 would be rounded away.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "elu": F.elu, "mish": F.mish}
+
+
+def pool_all_but(skip: Tensor, dim: int) -> Tensor:
+    """Global average pooling over all dimensions but the batch and `dim`; float32, shape (B, skip.shape[dim])."""
+    pooled = [d for d in range(1, skip.ndim) if d != dim]
+    return skip.mean(dim=pooled, dtype=torch.float32) if pooled else skip.float()
+
+
+class Gate(nn.Module, ABC):
+    """A calibration network for skips that are `width` wide."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    @abstractmethod
+    def logits(self, pooled: Tensor) -> Tensor:
+        """The coefficients before the sigmoid, in float32."""
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        if pooled.shape[1] != self.width:
+            raise ValueError(
+                f"this gate weighs {self.width} positions but the skip has {pooled.shape[1]}: the resolution changed. "
+                'Use scale_skips(..., "ls", gate="channels"), which does not depend on it.'
+            )
+        with torch.autocast(pooled.device.type, enabled=False):
+            return torch.sigmoid(self.logits(pooled))
+
+
+class SqueezeExcite(Gate):
+    """The squeeze-and-excitation MLP W → W/ratio → W of Eq. 9."""
+
+    def __init__(self, width: int, ratio: int, activation: str, init: float | None) -> None:
+        super().__init__(width)
+        hidden = max(width // ratio, 1)
+        self.activation = activation
+        self.squeeze = nn.Linear(width, hidden)
+        self.excite = nn.Linear(hidden, width)
+        if init is not None:
+            nn.init.zeros_(self.excite.weight)
+            nn.init.constant_(self.excite.bias, math.log(init / (1 - init)))
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        hidden = ACTIVATIONS[self.activation](linear32(self.squeeze, pooled))
+        return linear32(self.excite, hidden)
+
+
+class InstanceEnhance(Gate):
+    """A scale and a shift for each position of the pooled skip."""
+
+    def __init__(self, width: int, init: float | None) -> None:
+        super().__init__(width)
+        start = 0.0 if init is None else math.log(init / (1 - init))
+        self.scale = nn.Parameter(torch.zeros(width))
+        self.shift = nn.Parameter(torch.full((width,), start))
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        return pooled * self.scale.float() + self.shift.float()
+
+
+def linear32(layer: nn.Linear, x: Tensor) -> Tensor:
+    return F.linear(x, layer.weight.float(), layer.bias.float())

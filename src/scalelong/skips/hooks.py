@@ -1,0 +1,160 @@
+"""The hooks that multiply a skip where it enters the network.
+
+Hooks are objects that hold a site and the scaling module, not closures: a deep copy of the model then copies them
+together with its scaling module, so that an EMA copy never calls the original's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .scaling import SkipScaling
+from .site import Argument, Channels, SkipSite, is_norm
+
+
+class SkipHook(ABC):
+    """What every hook knows: the site it serves, the scaling that chooses its coefficient, and how it is called."""
+
+    def __init__(self, site: SkipSite, scaling: SkipScaling, entry: Argument | Channels, parameters: list[str]) -> None:
+        self.site = site
+        self.scaling = scaling
+        self.entry = entry
+        self.parameters = parameters
+
+    @abstractmethod
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+        """Called by torch before (or, with the output, after) the forward of the module it is attached to."""
+
+    def attach(self, module: nn.Module) -> None:
+        module.register_forward_pre_hook(self, with_kwargs=True)
+
+    def first_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        return args[0] if args else kwargs[self.parameters[0]]
+
+    def coefficient(self, skip: Tensor) -> Tensor:
+        coefficient = self.scaling.coefficient(self.site.index, skip)
+        # A 0-dim tensor does not promote a half-precision skip, and keeps the coefficient's own precision.
+        return coefficient if coefficient.ndim == 0 else coefficient.to(skip.dtype)
+
+    def of_joined(self, joined: Tensor, channels: Channels) -> Tensor:
+        """The coefficient of the skip that lies in `channels` of `joined`."""
+        return self.coefficient(joined.narrow(channels.dim, channels.start, len(channels)))
+
+
+class ArgumentHook(SkipHook):
+    """Forward pre-hook: multiplies an argument of the consumer, or one item of it."""
+
+    entry: Argument
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+        name, position = self.entry.name, self.entry.position
+        if name is not None and name in kwargs:
+            return args, kwargs | {name: self.scaled(kwargs[name])}
+        if position is not None and position < len(args):
+            return (*args[:position], self.scaled(args[position]), *args[position + 1 :]), kwargs
+        raise ValueError(
+            f"{self.site.consumer} ({type(module).__name__}) was called without {self.entry}, through which skip "
+            f"{self.site.index} enters. Check the site's entry against the consumer's forward; see docs/models.md."
+        )
+
+    def scaled(self, value: Any) -> Any:
+        item = self.entry.item
+        if item is None:
+            return self.scaled_skip(value)
+        items = list(value)
+        items[item] = self.scaled_skip(items[item])
+        return tuple(items) if isinstance(value, tuple) else items
+
+    def scaled_skip(self, skip: Tensor | None) -> Tensor | None:
+        return None if skip is None else skip * self.coefficient(skip)
+
+
+class ChannelsHook(SkipHook):
+    """Forward pre-hook: multiplies the skip's channels of an already concatenated input."""
+
+    entry: Channels
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+        joined = self.first_input(args, kwargs)
+        scaled = scale_channels(joined, self.of_joined(joined, self.entry), self.entry)
+        if args:
+            return (scaled, *args[1:]), kwargs
+        return args, kwargs | {self.parameters[0]: scaled}
+
+
+class NormOutputHook(SkipHook):
+    """Forward hook: multiplies the skip's channels after the norm, by the coefficient of the skip before it."""
+
+    entry: Channels
+
+    def attach(self, module: nn.Module) -> None:
+        module.register_forward_hook(self, with_kwargs=True)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+        joined = self.first_input(args, kwargs)
+        return scale_channels(output[0], self.of_joined(joined, self.entry), self.entry)
+
+
+def scale_channels(joined: Tensor, coefficient: Tensor, channels: Channels) -> Tensor:
+    """Multiply `channels` of `joined` by the coefficient and leave the others: one product, no split and re-join."""
+    dim = channels.dim % joined.ndim
+    if coefficient.ndim == 0:
+        coefficient = coefficient.view([1] * joined.ndim)
+    shape = list(coefficient.shape)
+    shape[dim] = len(channels)
+    after = joined.shape[dim] - channels.stop
+    padding = [0, 0] * (joined.ndim - 1 - dim) + [channels.start, after]
+    return joined * F.pad(coefficient.expand(shape), padding, value=1.0).to(joined.dtype)
+
+
+def plan_hooks(model: nn.Module, site: SkipSite, scaling: SkipScaling, where: str) -> list[tuple[nn.Module, SkipHook]]:
+    """The modules to hook for one site, and their hooks; nothing is attached yet."""
+    nothing_absorbs = bool(site.readers) and not site.absorbed
+    if where == "input" or nothing_absorbs:
+        kind = ArgumentHook if isinstance(site.entry, Argument) else ChannelsHook
+        module = model.get_submodule(site.consumer)
+        return [(module, kind(site, scaling, site.entry, forward_parameters(module)))]
+    if site.joined is None or not site.readers:
+        raise ValueError(
+            f'where="after-norm" needs to know what reads skip {site.index} at {site.consumer!r}, which its site does '
+            'not say. Use where="input", or give the site its readers= and joined=; see docs/models.md.'
+        )
+    planned: list[tuple[nn.Module, SkipHook]] = []
+    for reader in site.readers:
+        module = model.get_submodule(reader)
+        kind = NormOutputHook if is_norm(module) else ChannelsHook
+        planned.append((module, kind(site, scaling, site.joined, forward_parameters(module))))
+    return planned
+
+
+def forward_parameters(module: nn.Module) -> list[str]:
+    return list(inspect.signature(module.forward).parameters)
+
+
+def attached_hooks(model: nn.Module) -> Iterator[tuple[nn.Module, SkipHook]]:
+    """Every skip hook at or below `model`, with its module."""
+    for module in model.modules():
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            if isinstance(hook, SkipHook):
+                yield module, hook
+
+
+def detach_hooks(model: nn.Module) -> list[tuple[nn.Module, SkipHook]]:
+    """Remove every skip hook at or below `model`; returns what was removed."""
+    found = list(attached_hooks(model))
+    for module, hook in found:
+        # Found by type rather than through stored handles, which a deep copy or a pickle would leave behind.
+        for hooks, flags in (
+            (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+            (module._forward_hooks, module._forward_hooks_with_kwargs),
+        ):
+            for key in [key for key, value in hooks.items() if value is hook]:
+                del hooks[key]
+                flags.pop(key, None)
+    return found

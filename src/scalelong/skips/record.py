@@ -1,0 +1,249 @@
+"""Run a model once and record which tensor was made from which, and inside which module's call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .site import Channels
+
+GATES = ("sigmoid", "sigmoid_", "hardsigmoid", "hardsigmoid_")
+
+
+class Given(NamedTuple):
+    """One tensor among a call's arguments: which argument, which item of it (from the end), and its value's number."""
+
+    key: int | str
+    item: int | None
+    value: int
+
+
+class Part(NamedTuple):
+    """One of the values that an operation joins, and its channels in a concatenation (None in a sum)."""
+
+    value: int
+    channels: Channels | None
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module. Values number `start` to `end` (exclusive) were made inside it."""
+
+    module: nn.Module
+    parent: Call | None
+    start: int
+    given: list[Given]
+    end: int = -1
+
+    def outward(self) -> Iterator[Call]:
+        """This call, the one it was made in, and so on to the model's own."""
+        call: Call | None = self
+        while call is not None:
+            yield call
+            call = call.parent
+
+    def received(self, values: set[int]) -> bool:
+        return any(given.value in values for given in self.given)
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one tensor held between two changes; numbered by birth. `ancestors` has bit n set if it depends on value n."""
+
+    operation: str
+    inputs: tuple[int, ...]
+    ancestors: int
+    shape: torch.Size
+    call: Call | None
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass
+class Record:
+    """Everything one forward pass computed from its inputs; constants and parameters are left out."""
+
+    model: nn.Module
+    values: list[Value] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    output: tuple[int, ...] = ()
+    """Shape of what the model returned; of several tensors, of the one with the most dimensions."""
+
+    def lineage(self, value: int) -> int:
+        """The value and all it depends on, as a bit mask."""
+        return self.values[value].ancestors | 1 << value
+
+    def depends(self, value: int, on: int) -> bool:
+        """Whether `value` was computed from `on`, or is it."""
+        return bool(self.lineage(value) >> on & 1)
+
+
+class Recorder(TorchDispatchMode):
+    """Numbers every tensor that an operation makes or changes while the mode is active.
+
+    Operations are watched below autograd, so that scripted functions and `torch.concat`, `+=` and their like are all
+    seen as the few operations they come down to.
+    """
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self.record = record
+        self.call: Call | None = None
+        # Weak, so that tracing needs no more memory than a forward pass.
+        self.numbers = WeakTensorKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = self.numbers_of((args, kwargs))
+        operation = func.overloadpacket.__name__
+        parts = self.parts_of(operation, args, kwargs)
+        output = func(*args, **kwargs)
+        # What depends on no input of the model (positions, masks …) is a constant and gets no number.
+        if inputs:
+            for tensor in tensors_in(output):
+                self.number(tensor, operation, inputs, parts)
+        return output
+
+    def number(self, tensor: Tensor, operation: str, inputs: Sequence[int] = (), parts: tuple[Part, ...] = ()) -> None:
+        values = self.record.values
+        ancestors = 0
+        for value in self.carried(operation, inputs):
+            ancestors |= self.record.lineage(value)
+        values.append(Value(operation, tuple(inputs), ancestors, tensor.shape, self.call, parts))
+        self.numbers[tensor] = len(values) - 1
+        # Writing into a slice changes the tensor that was sliced, too.
+        if operation.endswith("_") and tensor._base is not None:
+            self.numbers[tensor._base] = len(values) - 1
+
+    def carried(self, operation: str, inputs: Sequence[int]) -> Sequence[int]:
+        """The inputs whose features the output carries on: an attention gate only weighs them."""
+        if operation not in ("mul", "mul_"):
+            return inputs
+        return [value for value in inputs if self.record.values[value].operation not in GATES] or inputs
+
+    def numbers_of(self, arguments: Any) -> list[int]:
+        return [self.numbers[tensor] for tensor in tensors_in(arguments) if tensor in self.numbers]
+
+    def parts_of(self, operation: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Part, ...]:
+        """The values that a concatenation of channels, or a sum of equal shapes, joins; empty for all else."""
+        if operation == "cat":
+            return tuple(self.concatenated(args[0], kwargs.get("dim", args[1] if len(args) > 1 else 0)))
+        if operation not in ("add", "add_") or not all(isinstance(arg, Tensor) for arg in args[:2]):
+            return ()
+        if args[0].shape != args[1].shape:
+            return ()
+        return tuple(Part(self.numbers[arg], None) for arg in args[:2] if arg in self.numbers)
+
+    def concatenated(self, tensors: Sequence[Tensor], dim: int) -> Iterator[Part]:
+        ndim = max(tensor.ndim for tensor in tensors)
+        dim = dim % ndim if ndim else 0
+        # Channels are dimension 1 of images and signals, the last one of tokens.
+        if dim != 1 and (dim != ndim - 1 or ndim < 3):
+            return
+        start = 0
+        for tensor in tensors:
+            width = tensor.shape[dim] if tensor.ndim == ndim else 0
+            if width and tensor in self.numbers:
+                yield Part(self.numbers[tensor], Channels(start, start + width, dim=1 if dim == 1 else -1))
+            start += width
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forward pre-hook of every module."""
+        arguments: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        given = [place for key, argument in arguments.items() for place in self.places(key, argument)]
+        self.call = Call(module, self.call, len(self.record.values), given)
+        self.record.calls.append(self.call)
+
+    def places(self, key: int | str, argument: Any) -> Iterator[Given]:
+        if isinstance(argument, Tensor) and argument in self.numbers:
+            yield Given(key, None, self.numbers[argument])
+        if isinstance(argument, (tuple, list)):
+            for position, item in enumerate(argument):
+                if isinstance(item, Tensor) and item in self.numbers:
+                    yield Given(key, position - len(argument), self.numbers[item])
+
+    def leave(self, module: nn.Module, *_: Any) -> None:
+        """Forward hook of every module."""
+        # A call that ended in an exception which the model caught never got here: close it with its caller.
+        while self.call is not None:
+            call, self.call = self.call, self.call.parent
+            call.end = len(self.record.values)
+            if call.module is module:
+                return
+
+
+def record_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:
+    """Run `model(*args, **kwargs)` once, in evaluation mode, and leave the model and the random state as they were."""
+    record = Record(model)
+    recorder = Recorder(record)
+    for tensor in tensors_in((args, in_order(model, kwargs))):
+        recorder.number(tensor, "input")
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(unchanged(model))
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):  # which accepts no hooks
+                stack.callback(module.register_forward_pre_hook(recorder.enter, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(recorder.leave).remove)
+        stack.enter_context(recorder)
+        output = model(*args, **kwargs)
+    record.output = max((tuple(tensor.shape) for tensor in tensors_in(output)), key=len, default=())
+    return record
+
+
+def in_order(model: nn.Module, kwargs: Mapping[str, Any]) -> list[Any]:
+    """The keyword arguments in the order of the model's own signature."""
+    names = list(inspect.signature(model.forward).parameters)
+    return [
+        kwargs[name] for name in sorted(kwargs, key=lambda name: names.index(name) if name in names else len(names))
+    ]
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode; afterwards restore every module's mode, the buffers and the random state."""
+    # Flags are set directly: some models override train() to freeze or merge weights.
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    gpus = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
+    with torch.random.fork_rng(devices=list(gpus)):
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            for module, name, buffer, saved in buffers:
+                restore_buffer(module, name, buffer, saved)
+
+
+def restore_buffer(module: nn.Module, name: str, buffer: Tensor, saved: Tensor) -> None:
+    if module._buffers[name] is not buffer:
+        module._buffers[name] = buffer
+    if not buffer.is_meta and not torch.equal(buffer, saved):
+        buffer.copy_(saved)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)

@@ -1,0 +1,229 @@
+"""The scaling methods: one class each, and the registry of their names.
+
+A method answers one question: by what is the i-th skip multiplied? To add one, subclass `SkipScaling` and give it a
+name in `METHODS`, or pass the class itself to `scale_skips`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .fuse import Preserved
+from .gates import ACTIVATIONS, Gate, InstanceEnhance, SqueezeExcite, pool_all_but
+from .site import SkipSite
+
+
+class SkipScaling(nn.Module, ABC):
+    """Chooses the coefficient of every long skip; its parameters and buffers live in the scaled model's state dict.
+
+    >>> class Halve(SkipScaling):
+    ...     def coefficient(self, index, skip):
+    ...         return skip.new_tensor(0.5)
+    """
+
+    def __init__(self, sites: Sequence[SkipSite]) -> None:
+        super().__init__()
+        self.num_skips = max(site.index for site in sites)
+        self.preserved: list[Preserved] = []
+
+    @abstractmethod
+    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+        """The factor of skip `index` (1 = outermost), a number or a shape that broadcasts over `skip` (B, C, …)."""
+
+    def constants(self) -> Tensor | None:
+        """Coefficients that do not depend on the input, shape (num_skips,), or None if they do."""
+        return None
+
+
+def constant_coefficients(num_skips: int, kappa: float) -> Tensor:
+    """Coefficients kappa_i = kappa^(i-1), i = 1 outermost (Eq. 8). Shape: (num_skips,).
+
+    >>> constant_coefficients(3, 0.5).tolist()
+    [1.0, 0.5, 0.25]
+    """
+    return torch.tensor([kappa**i for i in range(num_skips)])
+
+
+class ConstantScaling(SkipScaling):
+    """Fixed coefficients, kept in a persistent buffer so that a scaled checkpoint cannot pass for a plain one."""
+
+    coefficients: Tensor
+
+    def __init__(self, sites: Sequence[SkipSite], coefficients: Tensor) -> None:
+        super().__init__(sites)
+        self.register_buffer("coefficients", coefficients)
+
+    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+        return self.coefficients[index - 1]
+
+    def constants(self) -> Tensor | None:
+        return self.coefficients
+
+
+class UniformScaling(ConstantScaling):
+    """The same constant at every skip; 1/√2 by default."""
+
+    def __init__(self, sites: Sequence[SkipSite], value: float = 1 / math.sqrt(2)) -> None:
+        require(math.isfinite(value) and value > 0, f"value must be a positive number, got {value}")
+        super().__init__(sites, torch.full((max(site.index for site in sites),), value))
+
+
+class CS(ConstantScaling):
+    """Constant scaling, kappa_i = kappa^(i-1) (Eq. 8): the outermost skip keeps 1."""
+
+    def __init__(self, sites: Sequence[SkipSite], kappa: float = 0.7) -> None:
+        require_kappa(kappa)
+        super().__init__(sites, constant_coefficients(max(site.index for site in sites), kappa))
+
+
+class CSReversed(ConstantScaling):
+    """kappa_i = kappa^(N-i+1): the outermost skip shrinks most. Worse than CS, kept as a control (Table 4)."""
+
+    def __init__(self, sites: Sequence[SkipSite], kappa: float = 0.7) -> None:
+        require_kappa(kappa)
+        curve = constant_coefficients(max(site.index for site in sites) + 1, kappa)
+        super().__init__(sites, curve[1:].flip(0).contiguous())
+
+
+class Learnable(SkipScaling):
+    """One plain learnable number per skip (Table 2), from `init`."""
+
+    def __init__(self, sites: Sequence[SkipSite], init: float = 1.0) -> None:
+        require(math.isfinite(init), f"init must be a finite number, got {init}")
+        super().__init__(sites)
+        self.coefficients = nn.Parameter(torch.full((self.num_skips,), init))
+
+    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+        return self.coefficients[index - 1]
+
+    def constants(self) -> Tensor | None:
+        return self.coefficients.detach()
+
+
+class LearnedKappa(SkipScaling):
+    """CS whose single kappa in (0, 1] is trained, so that it need not be picked by hand; `init` is its start."""
+
+    def __init__(self, sites: Sequence[SkipSite], init: float = 0.7) -> None:
+        require_kappa(init, "init")
+        super().__init__(sites)
+        # kappa = exp(-|decay|) reaches 1 without a sigmoid's vanishing gradient, and bounces back from it.
+        self.decay = nn.Parameter(torch.tensor(-math.log(init)))
+
+    @property
+    def kappa(self) -> Tensor:
+        return torch.exp(-self._size())
+
+    def _size(self) -> Tensor:
+        return torch.where(self.decay < 0, -self.decay, self.decay)
+
+    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+        return torch.exp(-(index - 1) * self._size())
+
+    def constants(self) -> Tensor | None:
+        steps = torch.arange(self.num_skips, device=self.decay.device)
+        return torch.exp(-steps * self._size()).detach()
+
+
+class LS(SkipScaling):
+    """Learned scaling (Eq. 9): a tiny network reads the pooled skip and gives its coefficients in (0, 1).
+
+    The gate weighs dimension 1 of the skip, as in the paper: channels of a conv UNet, tokens of a U-ViT.
+    `gate="channels"` weighs the token width instead and so works at any resolution. One gate serves all skips of
+    the same width.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[SkipSite],
+        ratio: int = 16,
+        activation: str = "relu",
+        init: float | None = None,
+        gate: str = "width",
+    ) -> None:
+        require(isinstance(ratio, int) and ratio >= 1, f"ratio must be a positive integer, got {ratio}")
+        require(activation in ACTIVATIONS, f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        require(gate in ("width", "channels"), f"gate must be 'width' or 'channels', got {gate!r}")
+        require(init is None or 0 < init < 1, f"init must lie strictly between 0 and 1, got {init}")
+        super().__init__(sites)
+        self.ratio, self.activation, self.init = ratio, activation, init
+        self.dims = {site.index: 1 if gate == "width" else site.channel_dim for site in sites}
+        self.keys = {site.index: self.share(site, site.width if gate == "width" else site.channels) for site in sites}
+        widths = {self.keys[site.index]: site.width if gate == "width" else site.channels for site in sites}
+        self.gates = nn.ModuleDict({key: self.make_gate(width) for key, width in widths.items()})
+
+    def share(self, site: SkipSite, width: int) -> str:
+        """The name of the gate that serves a site."""
+        return f"width{width}"
+
+    def make_gate(self, width: int) -> Gate:
+        return SqueezeExcite(width, self.ratio, self.activation, self.init)
+
+    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+        dim = self.dims[index] % skip.ndim
+        weights = self.gates[self.keys[index]](pool_all_but(skip, dim))
+        shape = [1] * skip.ndim
+        shape[0], shape[dim] = weights.shape
+        return weights.view(shape).to(skip.dtype)
+
+
+class LSIndividual(LS):
+    """LS with a gate of its own for every skip."""
+
+    def share(self, site: SkipSite, width: int) -> str:
+        return f"skip{site.index}"
+
+
+class IE(LS):
+    """Instance enhancement (Table 2): a per-channel scale and shift of the pooled value, then a sigmoid."""
+
+    def __init__(self, sites: Sequence[SkipSite], init: float | None = None, gate: str = "width") -> None:
+        super().__init__(sites, init=init, gate=gate)
+
+    def make_gate(self, width: int) -> Gate:
+        return InstanceEnhance(width, self.init)
+
+
+class RMSNormed(SkipScaling):
+    """The skip divided by the root mean square of its channels at each position, times one learnable gain per skip."""
+
+    def __init__(self, sites: Sequence[SkipSite], init: float = 1.0) -> None:
+        require(math.isfinite(init), f"init must be a finite number, got {init}")
+        super().__init__(sites)
+        self.dims = {site.index: site.channel_dim for site in sites}
+        self.gain = nn.Parameter(torch.full((self.num_skips,), init))
+
+    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+        dim = self.dims[index]
+        norm = torch.linalg.vector_norm(skip, dim=dim, keepdim=True, dtype=torch.float32)
+        mean_square = norm.square() / skip.shape[dim]
+        return (self.gain[index - 1] * torch.rsqrt(mean_square + 1e-6)).to(skip.dtype)
+
+
+METHODS: dict[str, type[SkipScaling] | None] = {
+    "none": None,
+    "uniform": UniformScaling,
+    "cs": CS,
+    "cs-reversed": CSReversed,
+    "ls": LS,
+    "ls-individual": LSIndividual,
+    "ie": IE,
+    "learnable": Learnable,
+    "learned-kappa": LearnedKappa,
+    "norm": RMSNormed,
+}
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def require_kappa(kappa: float, name: str = "kappa") -> None:
+    is_number = isinstance(kappa, (int, float)) and not isinstance(kappa, bool)
+    advice = "the paper's range is 0.5 to 0.95, and 1 changes nothing"
+    require(is_number and 0 < kappa <= 1, f"{name} must be a number in (0, 1], got {kappa!r}; {advice}")

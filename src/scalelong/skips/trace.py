@@ -1,0 +1,202 @@
+"""Discover the long skips of any model by watching one forward pass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+from .discover import Join, call_of, long_skips, way_between
+from .record import Call, Record, record_forward
+from .site import Argument, Channels, SkipSite, is_norm, number_from_innermost
+
+COPIES = ("clone", "_to_copy", "mul", "div")
+LAYOUTS = (*COPIES, "permute", "transpose")
+
+Entry = tuple[Call, Argument | Channels]
+
+
+def trace_skips(model: nn.Module, example_inputs: Any) -> list[SkipSite]:
+    """The long skips that one forward pass shows, outermost first; empty if there are none.
+
+    `example_inputs` is a tensor, a tuple of positional or a dict of keyword arguments. The model runs in evaluation mode
+    without gradients; it and the random state are left as they were.
+    """
+    record = record_forward(model, *as_call(example_inputs))
+    return number_from_innermost([site_of(record, join) for join in long_skips(record)])
+
+
+def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The positional and the keyword arguments that the example inputs stand for."""
+    if isinstance(example_inputs, Mapping):
+        return (), example_inputs
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, (tuple, list)):
+        return tuple(example_inputs), {}
+    raise ValueError(
+        f"example_inputs is a {type(example_inputs).__name__}. "
+        "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments."
+    )
+
+
+def site_of(record: Record, join: Join) -> dict[str, Any]:
+    """Fields of the join's `SkipSite`, without its index."""
+    paths = module_paths(record)
+    consumer, entry = find_entry(record, join)
+    # What reads a sum reads the trunk as well, in the same channels: no coefficient can be moved there.
+    readers = find_readers(record, join.result) if join.channels is not None else []
+    return {
+        "consumer": paths[consumer.module],
+        "entry": entry,
+        "width": record.values[join.skip].shape[1],
+        "absorbed": any(is_norm(reader) for reader in readers),
+        "readers": tuple(paths[reader] for reader in readers),
+        "joined": join.channels,
+    }
+
+
+def module_paths(record: Record) -> dict[nn.Module, str]:
+    return {module: path for path, module in record.model.named_modules()}
+
+
+def find_entry(record: Record, join: Join) -> Entry:
+    """The call through which the skip can be reached by a static hook, and where in its input."""
+    entries = [*argument_entries(record, join, {join.skip}), *channel_entries(record, join)]
+    # A skip that was cropped or projected next to the join can be scaled before that.
+    entries += argument_entries(record, join, {join.origin, *way_between(record, join.origin, join.skip)})
+    for call, entry in entries:
+        if len(entering(record, call.module, entry)) == 1:
+            return call, entry
+    if entries:
+        refuse_shared(record, *entries[0])
+    refuse_inline(record, join)
+
+
+def entering(record: Record, module: nn.Module, entry: Argument | Channels) -> set[int | None]:
+    """The values that enter the module there in its calls; None for a call without that argument."""
+    argument = as_argument(module, 0, None) if isinstance(entry, Channels) else entry
+    calls = (call for call in record.calls if call.module is module)
+    return {call_values(call).get(argument) for call in calls}
+
+
+def call_values(call: Call) -> dict[Argument, int]:
+    return {as_argument(call.module, given.key, given.item): given.value for given in call.given}
+
+
+def argument_entries(record: Record, join: Join, wanted: set[int]) -> Iterator[Entry]:
+    """Calls around the join that received one of the wanted values, innermost first."""
+    for outer in call_of(record, join.result).outward():
+        for given in outer.given:
+            # Where the trunk starts from the same argument, scaling it would scale the trunk as well.
+            if given.value in wanted and not feeds(record, given.value, join.trunk, outer):
+                yield outer, as_argument(outer.module, given.key, given.item)
+
+
+def feeds(record: Record, value: int, target: int, call: Call) -> bool:
+    """Whether `target` was made from `value` by operations inside the call."""
+    lineage = record.lineage(target)
+    made_inside = (n for n in range(call.start, target + 1) if lineage >> n & 1)
+    return target == value or any(value in record.values[n].inputs for n in made_inside)
+
+
+def as_argument(module: nn.Module, key: int | str, item: int | None) -> Argument:
+    """The argument with its position and its name, whichever of them the caller used."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if isinstance(key, int):
+        return Argument(position=key, name=names[key] if key < len(names) else None, item=item)
+    return Argument(position=names.index(key) if key in names else None, name=key, item=item)
+
+
+def channel_entries(record: Record, join: Join) -> Iterator[Entry]:
+    """The call that alone receives the concatenated features, as its first argument."""
+    features = copies_of(record, join.result, COPIES)
+    receivers = receivers_of(record, features)
+    if join.channels is None or len(receivers) != 1:
+        return
+    receiver = receivers[0]
+    if receiver is not None and call_values(receiver).get(as_argument(receiver.module, 0, None)) in features:
+        yield receiver, join.channels
+
+
+def copies_of(record: Record, result: int, operations: tuple[str, ...]) -> set[int]:
+    """The joined features and those that inline operations made of them alone: a cast, a constant factor, a transpose."""
+    found = {result}
+    for number, value in enumerate(record.values):
+        alone = len(value.inputs) == 1 and value.inputs[0] in found
+        if alone and value.operation in operations and reader_in(value.call, found) is None:
+            found.add(number)
+    return found
+
+
+def receivers_of(record: Record, features: set[int]) -> list[Call | None]:
+    """The outermost call that received the features, for every operation that reads them; None for an inline one."""
+    found: dict[Call | None, None] = {}
+    for reading in readings(record, features):
+        receiving = [call for call in reading.outward() if call.received(features)]
+        found[receiving[-1] if receiving else None] = None
+    return list(found)
+
+
+def readings(record: Record, features: set[int]) -> Iterator[Call]:
+    """The innermost calls of the operations that read the features, and do not just make another copy of them."""
+    for number, value in enumerate(record.values):
+        if number not in features and not features.isdisjoint(value.inputs):
+            yield call_of(record, number)
+
+
+def find_readers(record: Record, result: int) -> list[nn.Module]:
+    """The leaf modules and norms that read the joined features first, in the model's order; empty if others do, too."""
+    features = copies_of(record, result, LAYOUTS)
+    found = {reader_in(call, features) for call in readings(record, features)}
+    return [module for module in record.model.modules() if module in found] if None not in found else []
+
+
+def reader_in(call: Call | None, features: set[int]) -> nn.Module | None:
+    """The norm, else the leaf module, that received the features and reads them in this innermost call."""
+    receiving = [outer for outer in call.outward() if outer.received(features)] if call is not None else []
+    # A block with a convolution is more than a norm, whatever its name (ResnetBlockCondNorm2D of diffusers).
+    norms = [outer.module for outer in receiving if is_norm(outer.module) and not convolves(outer.module)]
+    if norms:
+        return norms[-1]
+    return receiving[0].module if receiving and receiving[0] is call and not any(call.module.children()) else None
+
+
+def convolves(module: nn.Module) -> bool:
+    return any(isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for part in module.modules())
+
+
+def refuse_shared(record: Record, consumer: Call, entry: Argument | Channels) -> NoReturn:
+    times = sum(call.module is consumer.module for call in record.calls)
+    raise ValueError(
+        f"a long skip enters {describe(record, consumer.module)} through {entry}, but that module is called {times} "
+        "times in one forward pass with different inputs, which one hook cannot tell apart. "
+        "Give every join a module of its own, or scale the part that runs once."
+    )
+
+
+def refuse_inline(record: Record, join: Join) -> NoReturn:
+    """Raise an error that says why no hook reaches the skip."""
+    place = describe(record, call_of(record, join.result).module)
+    receivers = receivers_of(record, copies_of(record, join.result, COPIES))
+    if join.channels is None:
+        reason = f"{place} adds a long skip inline, and a part of a sum cannot be scaled afterwards"
+    elif len(receivers) > 1 and None not in receivers:
+        names = ", ".join(describe(record, call.module) for call in receivers if call is not None)
+        reason = f"{place} concatenates a long skip inline and {len(receivers)} modules read the result: {names}"
+    elif None in receivers or not receivers:
+        reason = f"{place} concatenates a long skip inline and reads the result with an operation, not with a module"
+    else:
+        reason = f"{place} concatenates a long skip inline and does not pass the result as a module's first argument"
+    raise ValueError(
+        f"{reason}. Move the join into a module that receives the skip as an argument, as in "
+        "`x = self.decoder[i](x, skip)`, or pass sites=[SkipSite(...)]; see docs/models.md."
+    )
+
+
+def describe(record: Record, module: nn.Module) -> str:
+    path = module_paths(record)[module]
+    return f"{path!r} ({type(module).__name__})" if path else f"the forward of {type(module).__name__}"

@@ -1,0 +1,36 @@
+"""What every test relies on: no network, one thread, a fixed seed, and the location of the shared data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Read by huggingface_hub when it is first imported, so it must be set before any test module is.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import hypothesis
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+torch.set_num_threads(1)
+
+# A deadline measures how busy the machine is, and a random search would make a failure hard to repeat.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """The same random numbers for a test, whether it runs alone or after others."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of small real datasets beside the repository; tests that need it are skipped where it is missing."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the datasets of ../shared/data are not here")
+    return folder

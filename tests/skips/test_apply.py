@@ -1,0 +1,334 @@
+"""Scaling, replacing, undoing and fusing; and what is refused, with the model left as it was."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scalelong import (
+    Argument,
+    Channels,
+    SkipScaling,
+    SkipSite,
+    find_skips,
+    fuse_skips,
+    scale_blocks,
+    scale_skips,
+    unscale_blocks,
+    unscale_skips,
+)
+from scalelong.models import TheoryUNet, UViT
+from scalelong.skips.scaling import LS
+
+
+def uvit(**options: object) -> UViT:
+    return UViT(img_size=8, patch_size=2, embed_dim=32, depth=6, num_heads=2, **options).eval()
+
+
+def images() -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 3, 8, 8), torch.tensor([3.0, 700.0])
+
+
+class Halve(SkipScaling):
+    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+        return skip.new_tensor(0.5)
+
+
+def test_scaling_twice_replaces_and_never_stacks() -> None:
+    model, inputs = uvit(), images()
+    once = scale_skips(model, "cs", kappa=0.5)(*inputs)
+    for method in ("ls", "norm", "cs"):
+        scale_skips(model, method, **({"kappa": 0.5} if method == "cs" else {}))
+    assert torch.equal(model(*inputs), once)
+    assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 3
+
+
+def test_scaling_works_in_place_and_returns_the_model() -> None:
+    model = uvit()
+    assert scale_skips(model, "cs") is model
+    assert unscale_skips(model) is model
+
+
+def test_unscaling_a_plain_model_does_nothing() -> None:
+    model, inputs = uvit(), images()
+    before = model(*inputs)
+    assert torch.equal(unscale_skips(model)(*inputs), before)
+
+
+@pytest.mark.parametrize("method", [Halve, "instance"])
+def test_a_scaling_of_ones_own_is_accepted_as_a_class_and_as_an_instance(method: object) -> None:
+    model, inputs = uvit(), images()
+    expected = scale_skips(model, "uniform", value=0.5)(*inputs)
+    scale_skips(model, Halve(find_skips(model)) if method == "instance" else Halve)
+    assert torch.equal(model(*inputs), expected)
+
+
+def test_only_the_chosen_skips_are_scaled() -> None:
+    model, inputs = uvit(), images()
+    full = scale_skips(model, "cs", kappa=0.5)(*inputs)
+    by_index = scale_skips(model, "cs", kappa=0.5, sites=[2, 3])(*inputs)
+    assert torch.equal(by_index, full)  # kappa_1 is 1
+    one = scale_skips(model, "cs", kappa=0.5, sites=[find_skips(model)[1]])(*inputs)
+    assert not torch.equal(one, full)
+    assert len(model.out_blocks[1]._forward_pre_hooks) == 1 and not model.out_blocks[0]._forward_pre_hooks
+
+
+def test_a_site_written_by_hand_serves_a_model_that_no_rule_knows() -> None:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Conv2d(7, 4, 1)
+
+        def forward(self, joined: Tensor) -> Tensor:
+            return self.mix(joined)
+
+    model, joined = nn.ModuleDict({"decoder": Decoder()}), torch.randn(2, 7, 3, 3)
+    site = SkipSite(index=1, consumer="decoder", entry=Channels(2, 5), width=3)
+    scale_skips(model, "uniform", value=0.25, sites=[site])
+    scaled = joined.clone()
+    scaled[:, 2:5] *= 0.25
+    assert torch.equal(model["decoder"](joined), model["decoder"].mix(scaled))
+    assert torch.equal(model["decoder"](joined=joined), model["decoder"].mix(scaled))
+
+
+def test_the_input_tensors_are_never_changed_in_place() -> None:
+    block, skip = TheoryUNet(8, 2), torch.randn(3, 8)
+    scale_skips(block, "uniform", value=0.5)
+    before = skip.clone()
+    block.decoders[0](torch.randn(3, 8), skip)
+    assert torch.equal(skip, before)
+
+
+def test_a_scaled_checkpoint_refuses_to_load_into_an_unscaled_model_and_loads_into_a_scaled_one() -> None:
+    model, inputs = scale_skips(uvit(), "cs", kappa=0.5), images()
+    stream = io.BytesIO()
+    torch.save(model.state_dict(), stream)
+    stream.seek(0)
+    state = torch.load(stream, weights_only=True)
+    with pytest.raises(RuntimeError, match="skip_scaling.coefficients"):
+        uvit().load_state_dict(state)
+    other = scale_skips(uvit(), "cs", kappa=0.9)
+    other.load_state_dict(state)
+    assert torch.equal(other(*inputs), model(*inputs))
+
+
+@pytest.mark.parametrize("method", ["cs", "ls", "norm"])
+def test_a_pickled_model_comes_back_scaled_and_can_be_unscaled(method: str) -> None:
+    model, inputs = uvit(), images()
+    plain = model(*inputs)
+    scaled = scale_skips(model, method)(*inputs)
+    copy = pickle.loads(pickle.dumps(model))
+    assert torch.equal(copy(*inputs), scaled)
+    assert torch.equal(unscale_skips(copy)(*inputs), plain)
+
+
+def test_the_scaling_follows_the_models_training_mode_and_precision() -> None:
+    model = scale_skips(uvit().train().to(torch.bfloat16), "ls")
+    assert model.skip_scaling.training
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    constants = scale_skips(model, "cs").skip_scaling.coefficients
+    assert constants.dtype == torch.float32
+
+
+def test_a_fused_model_is_a_vanilla_checkpoint_of_the_same_function() -> None:
+    model, inputs = uvit(), images()
+    scaled = scale_skips(model, "cs", kappa=0.7)(*inputs)
+    vanilla = uvit()
+    vanilla.load_state_dict(fuse_skips(model).state_dict(), strict=True)
+    torch.testing.assert_close(vanilla(*inputs), scaled, rtol=1e-5, atol=1e-6)
+
+
+def test_a_trained_kappa_fuses() -> None:
+    model, inputs = scale_skips(uvit(), "learned-kappa", init=0.5), images()
+    nn.init.constant_(model.skip_scaling.decay, -0.1)
+    scaled = model(*inputs)
+    torch.testing.assert_close(fuse_skips(model)(*inputs), scaled, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["ls", "ls-individual", "ie", "norm"])
+def test_fusing_refuses_a_gate_that_depends_on_the_input(method: str) -> None:
+    model = scale_skips(uvit(), method)
+    with pytest.raises(ValueError, match="depend on the input"):
+        fuse_skips(model)
+    assert model.skip_scaling is not None
+
+
+def test_fusing_refuses_an_added_skip_and_a_plain_model() -> None:
+    with pytest.raises(ValueError, match="added to the trunk"):
+        fuse_skips(scale_skips(TheoryUNet(8, 2), "cs"))
+    with pytest.raises(ValueError, match="no scaled skips to fuse"):
+        fuse_skips(uvit())
+
+
+def test_after_norm_scaling_folds_into_the_norms_own_scale_and_shift() -> None:
+    from diffusers import UNet2DModel
+
+    blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+    model = UNet2DModel(16, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=4, **blocks).eval()
+    x, names = torch.randn(2, 3, 16, 16), list(model.state_dict())
+    scaled = scale_skips(model, "cs", kappa=0.5, where="after-norm")(x, 10).sample
+    fused = fuse_skips(model)(x, 10).sample
+    torch.testing.assert_close(fused, scaled, rtol=1e-4, atol=1e-5)
+    assert list(model.state_dict()) == names
+
+
+def test_preserved_weights_that_were_trained_are_multiplied_back_on_undo() -> None:
+    model, inputs = uvit(), images()
+    scale_skips(model, "cs", kappa=0.5, preserve=True)
+    with torch.no_grad():
+        for parameter in model.out_blocks.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    trained = model(*inputs)
+    torch.testing.assert_close(unscale_skips(model)(*inputs), trained, rtol=1e-5, atol=1e-6)
+
+
+SITE = SkipSite(1, "out_blocks.2", Argument(1, "skip"), width=17)
+BAD_INPUT = [
+    ({"method": "cs", "kappa": 0.0}, r"kappa must be a number in \(0, 1\], got 0.0"),
+    ({"method": "cs", "kappa": 1.2}, r"kappa must be a number in \(0, 1\], got 1.2"),
+    ({"method": "cs", "kappa": float("nan")}, "kappa must be a number"),
+    ({"method": "cs", "kappa": "0.7"}, "kappa must be a number"),
+    ({"method": "learned-kappa", "init": -1.0}, "init must be a number"),
+    ({"method": "uniform", "value": float("inf")}, "value must be a positive number"),
+    ({"method": "ls", "ratio": 0}, "ratio must be a positive integer"),
+    ({"method": "ls", "activation": "gelu"}, "activation must be one of relu, elu, mish"),
+    ({"method": "ls", "gate": "tokens"}, "gate must be 'width' or 'channels'"),
+    ({"method": "ls", "init": 1.0}, "init must lie strictly between 0 and 1"),
+    ({"method": "learnable", "init": float("nan")}, "init must be a finite number"),
+    ({"method": "ls-indvidual"}, "unknown method 'ls-indvidual'. Did you mean 'ls-individual'"),
+    ({"method": "cs", "kapa": 0.5}, "has no option 'kapa'. Its options: kappa. Did you mean 'kappa'"),
+    ({"method": "none", "kappa": 0.5}, "has no option 'kappa'. Its options: none"),
+    ({"method": "cs", "where": "output"}, "where must be"),
+    ({"method": "cs", "sites": [4]}, "there is no skip 4; this model has skips 1 .* to 3"),
+    ({"method": "cs", "sites": []}, "scales nothing"),
+    ({"method": "cs", "sites": [SITE, SITE]}, "two sites on one skip"),
+    ({"method": "cs", "sites": [SITE, replace(SITE, index=2)]}, "two sites on one skip"),
+    ({"method": "cs", "sites": [SITE, replace(SITE, consumer="out_blocks.0")]}, "two sites on one skip"),
+    ({"method": "cs", "sites": [replace(SITE, consumer="out_blocks.9")]}, "does not have"),
+    ({"method": "cs", "sites": [SITE], "where": "after-norm"}, "needs to know what reads skip 1"),
+    ({"method": "ls", "preserve": True}, "depend on the input"),
+    ({"method": "learnable", "init": 0.0, "preserve": True}, "cannot divide weights by a coefficient of 0"),
+]
+
+
+@pytest.mark.parametrize("scaled_before", [False, True])
+@pytest.mark.parametrize("call, message", BAD_INPUT)
+def test_bad_input_is_explained_and_leaves_the_model_as_it_was(call: dict, message: str, scaled_before: bool) -> None:
+    model, inputs = uvit(), images()
+    if scaled_before:
+        scale_skips(model, "uniform", value=0.5)
+    before, state = model(*inputs), {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        scale_skips(model, **call)
+    assert torch.equal(model(*inputs), before)
+    assert list(state) == list(model.state_dict())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_overlapping_channels_of_one_consumer_are_two_sites_on_one_skip() -> None:
+    model = nn.ModuleDict({"mix": nn.Conv2d(8, 4, 1)})
+    sites = [SkipSite(1, "mix", Channels(0, 5), 5), SkipSite(2, "mix", Channels(4, 8), 4)]
+    with pytest.raises(ValueError, match="two sites on one skip"):
+        scale_skips(model, "cs", sites=sites)
+
+
+def test_a_scaling_with_nan_coefficients_is_refused() -> None:
+    class Broken(Halve):
+        def constants(self) -> Tensor:
+            return torch.full((self.num_skips,), float("nan"))
+
+    with pytest.raises(ValueError, match="one finite coefficient for each of 3 skips"):
+        scale_skips(uvit(), Broken)
+
+
+def test_a_model_that_is_already_scaled_through_a_parent_is_refused() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = uvit()
+
+    wrapper = scale_skips(Wrapper(), "cs")
+    with pytest.raises(ValueError, match="already scaled through another module"):
+        scale_skips(wrapper.net, "cs")
+    unscale_skips(wrapper)
+    scale_skips(wrapper.net, "cs")
+    with pytest.raises(ValueError, match="already scaled through another module"):
+        scale_skips(wrapper, "cs")
+
+
+def test_a_model_with_an_attribute_of_that_name_is_refused() -> None:
+    model = uvit()
+    model.skip_scaling = nn.Identity()
+    with pytest.raises(ValueError, match="already has an attribute 'skip_scaling'"):
+        scale_skips(model, "cs")
+
+
+def test_two_models_in_one_wrapper_are_ambiguous() -> None:
+    with pytest.raises(ValueError, match="holds 2 models with long skips"):
+        find_skips(nn.ModuleDict({"net": uvit(), "ema": uvit()}))
+
+
+def test_a_namesake_that_is_built_differently_is_not_taken_for_a_known_family() -> None:
+    class SongUNet(nn.Module):
+        pass
+
+    with pytest.raises(ValueError, match="no long skip connections found in SongUNet"):
+        find_skips(SongUNet())
+
+
+def test_a_consumer_called_without_its_skip_says_so() -> None:
+    model = scale_skips(uvit(), "cs")
+    with pytest.raises(ValueError, match="was called without skip"):
+        model.out_blocks[0](torch.randn(1, 17, 32))
+
+
+def test_a_gate_is_shared_by_all_skips_of_a_uvit() -> None:
+    scaling = scale_skips(uvit(), "ls").skip_scaling
+    assert isinstance(scaling, LS) and len(scaling.gates) == 1
+
+
+def test_rezero_starts_as_the_identity_of_every_block() -> None:
+    model = scale_blocks(uvit(), "rezero")
+    tokens = torch.randn(2, 17, 32)
+    assert torch.equal(model.mid_block(tokens), tokens)
+    assert model.block_scaling.factors.shape == (2 * 7,)
+    assert model.block_scaling.factors.requires_grad
+
+
+def test_stable_multiplies_every_residual_branch_by_tau() -> None:
+    model, tokens = uvit(), torch.randn(2, 17, 32)
+    block = model.mid_block
+    middle = tokens + 0.3 * block.attn(block.norm1(tokens))
+    expected = middle + 0.3 * block.mlp(block.norm2(middle))
+    scale_blocks(model, "stable", tau=0.1)
+    scale_blocks(model, "stable", tau=0.3)
+    torch.testing.assert_close(block(tokens), expected)
+
+
+def test_unscaling_blocks_is_exact_and_leaves_the_skips_alone() -> None:
+    model, inputs = scale_skips(uvit(), "cs"), images()
+    before = model(*inputs)
+    scale_blocks(model, "stable", tau=0.1)
+    assert not torch.equal(model(*inputs), before)
+    assert torch.equal(unscale_blocks(model)(*inputs), before)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        ({"method": "fixup"}, "unknown block scaling"),
+        ({"method": "stable"}, "needs tau"),
+        ({"method": "stable", "tau": float("nan")}, "needs tau"),
+        ({"method": "rezero", "tau": 0.1}, 'tau belongs to "stable"'),
+    ],
+)
+def test_bad_block_scaling_is_explained(call: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scale_blocks(uvit(), **call)
+    with pytest.raises(ValueError, match="scale_blocks is for UViT"):
+        scale_blocks(TheoryUNet(8, 2), "rezero")

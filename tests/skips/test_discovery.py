@@ -1,0 +1,449 @@
+"""Long skips found by tracing one forward pass, in models that no rule knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from families.family import Family
+from families.unknown import conv_block, double, halve
+from families.zoo import FAMILIES, NOT_UNETS, UNKNOWN, UNREACHABLE
+from scalelong import find_skips, scale_skips
+from scalelong.skips.site import Argument, Channels
+from scalelong.skips.trace import trace_skips
+
+
+def picture() -> Tensor:
+    return torch.randn(2, 3, 16, 16)
+
+
+def places(model: nn.Module, inputs: Any = None) -> list[tuple[str, Argument | Channels]]:
+    """Consumer and entry of every site, outermost first."""
+    sites = trace_skips(model, picture() if inputs is None else inputs)
+    return [(site.consumer, site.entry) for site in sites]
+
+
+# --- agreement with what is known otherwise
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_tracing_a_known_family_finds_exactly_the_sites_of_its_rule(family: Family) -> None:
+    model, inputs = family.tiny()
+    assert trace_skips(model, inputs) == find_skips(model)
+
+
+@pytest.mark.parametrize("family", UNKNOWN, ids=str)
+def test_scaling_traced_sites_multiplies_each_skip_at_its_join(family: Family) -> None:
+    model, inputs = family.tiny()
+    by_hand = family.run_scaled(model, inputs, [0.6**i for i in range(family.num_skips)])
+    sites = trace_skips(model, inputs)
+    assert [site.width for site in sites] == list(family.widths)
+    assert torch.equal(family.run(scale_skips(model, "cs", kappa=0.6, sites=sites), inputs), by_hand)
+
+
+@pytest.mark.parametrize("family", NOT_UNETS, ids=str)
+def test_a_model_without_long_skips_has_no_sites(family: Family) -> None:
+    model, inputs = family.tiny()
+    assert trace_skips(model, inputs) == []
+
+
+UNKNOWN_PLACES = {
+    "inline-cat": [("up1", Channels(8, 16)), ("up2", Channels(16, 32)), ("up3", Channels(24, 48))],
+    "cat-blocks": [(f"rises.{i}", Argument(1, "skip")) for i in (2, 1, 0)],
+    "list-of-skips": [("decoder", Argument(1, "features", item)) for item in (-2, -1)],
+    "recursive": [("head", Channels(0, 8)), ("levels.up", Channels(0, 12))],
+    "add-blocks": [(f"rises.{i}", Argument(1, "skip")) for i in (2, 1, 0)],
+    "tokens": [(f"late.{i}", Argument(1, "residual")) for i in (2, 1, 0)],
+    "wrapped-skip-first": [("unet.e", Channels(0, 8)), ("unet.d", Channels(0, 12))],
+    "lateral": [("up1", Channels(8, 16)), ("up2", Channels(16, 20))],
+}
+
+
+@pytest.mark.parametrize("family", UNKNOWN, ids=str)
+def test_a_skip_enters_as_the_argument_it_is_given_by_else_as_channels_of_what_reads_the_join(family: Family) -> None:
+    assert places(*family.tiny()) == UNKNOWN_PLACES[family.name]
+
+
+def test_sites_say_what_reads_the_joined_features() -> None:
+    by_name = {family.name: family for family in UNKNOWN}
+    first = {name: trace_skips(*by_name[name].tiny())[0] for name in ("cat-blocks", "tokens", "add-blocks")}
+    assert first["cat-blocks"].readers == ("rises.2.conv.0",) and first["cat-blocks"].joined == Channels(8, 16)
+    assert first["tokens"].readers == ("late.2.fuse",) and first["tokens"].joined == Channels(12, 24, dim=-1)
+    assert first["add-blocks"].readers == () and first["add-blocks"].joined is None
+
+
+# --- other ways to join
+
+
+class UNet(nn.Module):
+    """Two levels; `join` brings trunk and skip together, by a plain concatenation unless it is overridden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = conv_block(3, 8), conv_block(8, 8), conv_block(8, 8)
+        self.d, self.e, self.head = conv_block(16, 8), conv_block(16, 8), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a(x)
+        b = self.b(halve(a))
+        x = self.d(self.join(double(self.c(halve(b))), b))
+        return self.head(self.e(self.join(double(x), a)))
+
+    def join(self, x: Tensor, skip: Tensor) -> Tensor:
+        return torch.cat([x, skip], dim=1)
+
+
+INLINE = [("e", Channels(8, 16)), ("d", Channels(8, 16))]
+
+
+class Concat(nn.Module):
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        return torch.cat([x, skip], dim=1)
+
+
+class SharedConcat(UNet):
+    """One module without weights joins all skips, and a constant factor follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.concat = Concat()
+
+    def join(self, x: Tensor, skip: Tensor) -> Tensor:
+        return self.concat(x, skip) * 0.5
+
+
+class Gated(UNet):
+    """An attention gate: trunk and skip decide together how much of the skip passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Conv2d(8, 1, 1)
+
+    def join(self, x: Tensor, skip: Tensor) -> Tensor:
+        return torch.hstack([x, skip * torch.sigmoid(self.gate(x + skip))])
+
+
+class Preallocated(UNet):
+    """Joins with `torch.concat`, then writes into a slice of the result."""
+
+    def join(self, x: Tensor, skip: Tensor) -> Tensor:
+        x = x.clone()
+        x[:, :2] += skip.mean()
+        return torch.concat([x, skip], dim=-3)
+
+
+class Embedded(UNet):
+    """Also concatenates a map of the time to the input of every block: a condition, not a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = conv_block(4, 8), conv_block(9, 8), conv_block(9, 8)
+        self.d, self.e = conv_block(17, 8), conv_block(17, 8)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:  # type: ignore[override]
+        def timed(x: Tensor) -> Tensor:
+            return torch.cat([x, t[:, None, None, None].expand(-1, 1, *x.shape[2:])], dim=1)
+
+        a = self.a(timed(x))
+        b = self.b(timed(halve(a)))
+        x = self.d(torch.cat([double(self.c(timed(halve(b)))), b, timed(b)[:, 8:]], dim=1))
+        return self.head(self.e(torch.cat([double(x), a, timed(a)[:, 8:]], dim=1)))
+
+
+class Pooled(nn.Module):
+    """A branching block such as ASPP: it concatenates, but leads past nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.far, self.mix = conv_block(8, 4), conv_block(8, 4), conv_block(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        far = F.interpolate(self.far(F.adaptive_avg_pool2d(x, 1)), size=x.shape[2:])
+        return self.mix(torch.cat([self.near(x), far], dim=1))
+
+
+class Branching(UNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Sequential(conv_block(8, 8), Pooled(), Pooled())
+
+
+class UNetOfUNets(UNet):
+    """Every block is itself a small UNet with as many skips."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a[0], self.d[0], self.e[0] = UNet(), nn.Conv2d(16, 8, 1), nn.Conv2d(16, 8, 1)
+        self.a[1] = nn.Conv2d(3, 8, 1)
+
+
+@pytest.mark.parametrize("model", [UNet, SharedConcat, Gated, Preallocated, Branching, UNetOfUNets])
+def test_skips_are_found_however_the_decoder_joins_them(model: type[nn.Module]) -> None:
+    assert places(model()) == INLINE
+
+
+def test_a_condition_that_is_concatenated_everywhere_is_no_skip() -> None:
+    assert places(Embedded(), (picture(), torch.rand(2))) == INLINE
+
+
+def test_inputs_may_be_a_tensor_positional_or_keyword_arguments_in_any_order() -> None:
+    model, x, t = Embedded(), picture(), torch.rand(2)
+    assert trace_skips(model, (x, t)) == trace_skips(model, {"t": t, "x": x})
+    assert trace_skips(UNet(), x) == trace_skips(UNet(), (x,))
+    with pytest.raises(ValueError, match="example_inputs is a str. Pass a tensor, a tuple"):
+        trace_skips(model, "x")
+
+
+class Cropping(nn.Module):
+    """Fits the skip to the trunk inside, and adds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fit, self.conv = nn.Conv2d(8, 8, 1), conv_block(8, 8)
+
+    def forward(self, x: Tensor, *, shortcut: Tensor) -> Tensor:
+        return self.conv(x + self.fit(shortcut))
+
+
+class KeywordAdds(UNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.d, self.e = Cropping(), Cropping()
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a(x)
+        b = self.b(halve(a))
+        y = self.d(double(self.c(halve(b))), shortcut=b)
+        return x + self.head(self.e(double(y), shortcut=a))
+
+
+def test_a_skip_that_is_projected_and_added_inside_a_block_enters_as_its_argument() -> None:
+    assert places(KeywordAdds()) == [(name, Argument(name="shortcut")) for name in ("e", "d")]
+
+
+class Pix2Pix(nn.Module):
+    """A block that holds the next one; its activation works in place on the skip, which is its own input."""
+
+    def __init__(self, inner: nn.Module | None) -> None:
+        super().__init__()
+        down = [nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(8, 8, 4, stride=2, padding=1)]
+        up = [nn.ReLU(inplace=True), nn.ConvTranspose2d(8 if inner is None else 16, 8, 4, stride=2, padding=1)]
+        self.model = nn.Sequential(*down, *([] if inner is None else [inner]), *up)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.model(x)], dim=1)
+
+
+def test_skips_of_recursive_blocks_with_activations_in_place_are_found() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), Pix2Pix(Pix2Pix(Pix2Pix(None))), nn.Conv2d(16, 3, 1))
+    consumers = ["2", "1.model.3", "1.model.2.model.3"]
+    assert places(model) == [(consumer, Channels(0, 8)) for consumer in consumers]
+
+
+class Repeating(UNet):
+    """Runs its last block twice with the same skip, as Stable Cascade does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.d, self.e = JoinBlock(), JoinBlock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a(x)
+        b = self.b(halve(a))
+        x = double(self.d(double(self.c(halve(b))), b))
+        return self.head(self.e(self.e(x, a), a))
+
+
+class JoinBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv, self.short = nn.GroupNorm(4, 16), nn.Conv2d(16, 8, 1), nn.Conv2d(16, 8, 1)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        x = torch.cat([x, skip], dim=1)
+        return self.short(x) + self.conv(self.norm(x))
+
+
+def test_a_block_that_runs_again_with_the_same_skip_is_one_site() -> None:
+    assert places(Repeating()) == [("e", Argument(1, "skip")), ("d", Argument(1, "skip"))]
+
+
+def test_readers_come_in_the_models_order_and_a_norm_among_them_absorbs() -> None:
+    outermost = trace_skips(Repeating(), picture())[0]
+    assert outermost.readers == ("e.norm", "e.short") and outermost.absorbed
+
+
+# --- no long skips
+
+
+class Dense(nn.Module):
+    """A dense block that keeps all its features in a list."""
+
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(conv_block(8 * (i + 1), 8) for i in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = [x]
+        for layer in self.layers:
+            features.append(layer(torch.cat(features, dim=1)))
+        return features[-1]
+
+
+class Growing(nn.Module):
+    """A dense layer that passes on its input beside its output."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = conv_block(channels, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.conv(x)], dim=1)
+
+
+class Residual(nn.Module):
+    """A residual block with another residual sum inside, around squeeze and excitation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.squeeze, self.last = conv_block(8, 8), nn.Conv2d(8, 8, 1), conv_block(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        y = y + y * torch.sigmoid(self.squeeze(y.mean((2, 3), keepdim=True)))
+        return x + self.last(y)
+
+
+def stack(*blocks: nn.Module, out: int = 8) -> nn.Module:
+    return nn.Sequential(conv_block(3, 8), *blocks, nn.Conv2d(out, 3, 1))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        stack(Dense(), nn.AvgPool2d(2), Dense()),
+        stack(Growing(8), Growing(16), nn.AvgPool2d(2), Growing(24), out=32),
+        stack(*[Residual() for _ in range(4)]),
+        stack(*[Pooled() for _ in range(4)]),
+    ],
+    ids=["dense list", "dense layers", "nested residual", "branches"],
+)
+def test_joins_within_blocks_are_no_long_skips(model: nn.Module) -> None:
+    assert trace_skips(model, picture()) == []
+
+
+# --- skips that no hook can reach
+
+
+class TwoReaders(UNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.short = nn.Conv2d(16, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a(x)
+        joined = torch.cat([double(self.c(halve(a))), a], dim=1)
+        return self.head(self.e(joined) + self.short(joined))
+
+
+class InlineActivation(UNet):
+    def join(self, x: Tensor, skip: Tensor) -> Tensor:
+        return F.silu(super().join(x, skip))
+
+
+class SharedBlock(UNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.d = self.e
+
+
+class RunTwice(nn.Module):
+    """Classifier-free guidance inside the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unet = UNet()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.unet(x) - self.unet(x / 2)
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        (TwoReaders, r"the forward of TwoReaders .* 2 modules read the result: 'e' \(Sequential\), 'short' \(Conv2d\)"),
+        (InlineActivation, "the forward of InlineActivation .* reads the result with an operation, not with a module"),
+        (SharedBlock, r"enters 'd' \(Sequential\) through channels 8:16, but that module is called 2 times"),
+        (RunTwice, r"enters 'unet\.d' \(Sequential\) through channels 8:16, but that module is called 2 times"),
+    ],
+)
+def test_a_skip_that_one_hook_cannot_reach_is_an_error_that_names_the_module(model: type, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trace_skips(model(), picture())
+
+
+@pytest.mark.parametrize("family", UNREACHABLE, ids=str)
+def test_a_skip_that_is_added_inline_is_an_error_that_says_where_to_move_the_sum(family: Family) -> None:
+    model, inputs = family.tiny()
+    with pytest.raises(ValueError, match="adds a long skip inline, .* Move the join into a module .* sites="):
+        trace_skips(model, inputs)
+
+
+# --- the model is left as it was
+
+
+class Fragile(UNet):
+    """Draws noise, counts its calls in two buffers, normalises by batch, and can be made to fail at the end."""
+
+    fails = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c.append(nn.BatchNorm2d(8))
+        self.c.append(nn.Dropout(0.5))
+        self.b.eval()
+        self.count: Tensor
+        self.total: Tensor
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("total", torch.zeros(()))
+        self.register_buffer("absent", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.total = self.total + 1
+        output = super().forward(x + torch.randn_like(x))
+        if self.fails:
+            raise RuntimeError("the forward failed")
+        return output
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    """Everything that tracing could disturb, in a form that compares with ==."""
+    tensors = [(name, id(tensor), tensor.tolist()) for name, tensor in model.state_dict(keep_vars=True).items()]
+    modes = [module.training for module in model.modules()]
+    hooks = [(*module._forward_pre_hooks, *module._forward_hooks) for module in model.modules()]
+    flags = [(*m._forward_pre_hooks_with_kwargs, *m._forward_hooks_with_kwargs) for m in model.modules()]
+    return [tensors, modes, hooks, flags, torch.get_rng_state().tolist(), torch.is_grad_enabled()]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_tracing_leaves_weights_buffers_modes_hooks_and_random_state_as_they_were(fails: bool) -> None:
+    model, x = Fragile().train(), picture()
+    model.b.eval()
+    model.head.register_forward_pre_hook(lambda module, args: None)
+    model.fails = fails
+    before = state_of(model)
+    if fails:
+        with pytest.raises(RuntimeError, match="the forward failed"):
+            trace_skips(model, x)
+    else:
+        assert len(trace_skips(model, x)) == 2
+    assert state_of(model) == before
+
+
+def test_tracing_needs_no_memory_for_weights_or_activations_on_the_meta_device() -> None:
+    assert places(UNet().to("meta"), picture().to("meta")) == INLINE

@@ -1,0 +1,177 @@
+"""What `import scalelong` may load, and which of its packages may import which."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "scalelong"
+
+OPTIONAL = {
+    *("accelerate", "datasets", "diffusers", "transformers", "torchmetrics", "safetensors", "scipy", "sklearn"),
+    *("matplotlib", "plotly", "jinja2", "typer", "rich", "pydantic", "yaml", "tensorboard"),
+}
+
+BASE = {"skips", "models", "diffusion", "data"}
+EVERYTHING = BASE | {"training", "evaluation", "stability", "report", "cli", "__init__"}
+
+# The packages of ours that each one may import, besides itself.
+ALLOWED: dict[str, set[str]] = {
+    "skips": set(),
+    "models": set(),
+    "diffusion": set(),
+    "data": set(),
+    "training": BASE,
+    "evaluation": BASE | {"training"},
+    "stability": BASE | {"training"},
+    "report": set(),
+    "cli": EVERYTHING,
+    "__init__": EVERYTHING,
+}
+
+# Attempts are recorded, not only successes: a guarded import of a package that is absent here counts too. torch comes
+# first, because what it loads by itself is its own affair.
+RECORD_ATTEMPTS = """
+import sys
+import torch
+
+class Recorder:
+    def find_spec(self, name, path=None, target=None):
+        attempted.add(name.partition(".")[0])
+
+attempted = set()
+sys.meta_path.insert(0, Recorder())
+import {module}
+open(sys.argv[1], "w").write(" ".join(attempted))
+"""
+
+
+def import_freshly(module: str, record: Path) -> tuple[set[str], str]:
+    """Import a module in a new process; what it tried to import, and everything it wrote to the terminal."""
+    command = [sys.executable, "-c", RECORD_ATTEMPTS.format(module=module), str(record)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    return set(record.read_text().split()), done.stdout
+
+
+def test_importing_scalelong_needs_torch_only_and_prints_nothing(tmp_path: Path) -> None:
+    attempted, output = import_freshly("scalelong", tmp_path / "attempted")
+    assert "scalelong" in attempted
+    assert attempted & OPTIONAL == set()
+    assert output == ""
+
+
+def test_the_record_of_imports_sees_one_that_is_guarded_and_absent(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "guarded.py").write_text("try:\n    import absent_here\nexcept ImportError:\n    print('absent')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    attempted, output = import_freshly("guarded", tmp_path / "attempted")
+    assert "absent_here" in attempted
+    assert output == "absent\n"
+
+
+def package_of(file: Path, source: Path) -> str:
+    """The row of the table that a file belongs to: its folder under the source, or its own name at the top."""
+    return file.relative_to(source).with_suffix("").parts[0]
+
+
+def imported_modules(node: ast.stmt, file: Path, source: Path) -> Iterator[tuple[str, ...]]:
+    """Absolute dotted names, split, of the modules or members that one statement imports."""
+    if isinstance(node, ast.Import):
+        yield from (tuple(alias.name.split(".")) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        folders = file.relative_to(source.parent).parts[:-1]
+        base = folders[: len(folders) + 1 - node.level] if node.level else ()
+        module = (*base, *(node.module.split(".") if node.module else ()))
+        yield from ((*module, alias.name) for alias in node.names)
+
+
+def our_package(name: tuple[str, ...], source: Path) -> str | None:
+    """The row of the table that an imported name belongs to; `__init__` for a member of `scalelong` itself."""
+    if name[0] != source.name:
+        return None
+    is_package = len(name) > 1 and (name[1] in ALLOWED or (source / name[1]).is_dir())
+    return name[1] if is_package else "__init__"
+
+
+def forbidden_imports(source: Path) -> list[str]:
+    """One line for each import, wherever in a file, that the table does not allow."""
+    found = []
+    for file in sorted(source.rglob("*.py")):
+        package = package_of(file, source)
+        if package not in ALLOWED:
+            found.append(f"{file}: {package!r} has no row in ALLOWED; add one that says what it may import")
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for name in imported_modules(node, file, source) if isinstance(node, ast.stmt) else ():
+                target = our_package(name, source)
+                if target is not None and target not in ALLOWED[package] | {package}:
+                    may = ", ".join(sorted(ALLOWED[package])) or "nothing of ours"
+                    found.append(f"{file}:{node.lineno}: {package} imports {'.'.join(name)}, but may import {may}")
+    return found
+
+
+def test_imports_only_point_upward() -> None:
+    assert (SOURCE / "skips" / "site.py").is_file(), "without files the law would hold of nothing"
+    found = forbidden_imports(SOURCE)
+    assert not found, "\n" + "\n".join(found)
+
+
+def write_module(folder: Path, path: str, text: str) -> Path:
+    """A source tree in `folder` with a single module in it."""
+    source = folder / "scalelong"
+    (source / path).parent.mkdir(parents=True, exist_ok=True)
+    (source / path).write_text(text)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("path", "statement"),
+    [
+        ("skips/find.py", "import scalelong.models.uvit"),
+        ("skips/find.py", "from scalelong.models import UViT"),
+        ("skips/find.py", "from scalelong import models"),
+        ("skips/find.py", "from scalelong import scale_skips"),
+        ("skips/find.py", "import scalelong"),
+        ("skips/find.py", "from ..models import UViT"),
+        ("skips/find.py", "from .. import models"),
+        ("skips/__init__.py", "from ..models.uvit import UViT"),
+        ("data/text/clip.py", "from ...diffusion import process"),
+        ("models/uvit.py", "def build():\n    from scalelong.skips import find_skips"),
+        ("training/trainer.py", "from scalelong.evaluation import metrics"),
+        ("stability/monitor.py", "from scalelong.evaluation import metrics"),
+        ("report/page.py", "from scalelong.training import config"),
+        ("evaluation/metrics.py", "from scalelong.cli import main"),
+    ],
+)
+def test_a_forbidden_import_is_named_with_its_place(tmp_path: Path, path: str, statement: str) -> None:
+    source = write_module(tmp_path, path, statement)
+    (found,) = forbidden_imports(source)
+    line = 1 + statement.count("\n")
+    assert found.startswith(f"{source / path}:{line}: {path.split('/')[0]} imports scalelong")
+
+
+@pytest.mark.parametrize(
+    ("path", "statement"),
+    [
+        ("skips/find.py", "from .site import SkipSite"),
+        ("skips/find.py", "from scalelong.skips.site import SkipSite"),
+        ("skips/find.py", "import torch, scalelonger"),
+        ("skips/__init__.py", "from . import site"),
+        ("training/trainer.py", "from ..skips import scale_skips"),
+        ("stability/monitor.py", "from scalelong.training import trainer"),
+        ("cli.py", "from scalelong import scale_skips, report"),
+        ("__init__.py", "from .skips import scale_skips"),
+    ],
+)
+def test_an_upward_import_passes(tmp_path: Path, path: str, statement: str) -> None:
+    assert forbidden_imports(write_module(tmp_path, path, statement)) == []
+
+
+def test_a_package_without_a_row_in_the_table_is_refused(tmp_path: Path) -> None:
+    (found,) = forbidden_imports(write_module(tmp_path, "newcomer/thing.py", "import torch"))
+    assert "'newcomer' has no row" in found
