@@ -7,10 +7,33 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from families.family import Family
-from families.unknown import conv_block, double, halve
+from families.joining import (
+    Branching,
+    Conditioned,
+    Dense,
+    Embedded,
+    Gated,
+    Growing,
+    InlineActivation,
+    KeywordAdds,
+    Pix2Pix,
+    Pooled,
+    Preallocated,
+    Refined,
+    Repeating,
+    Residual,
+    RunTwice,
+    SharedBlock,
+    SharedConcat,
+    Shell,
+    TwoAtOnce,
+    TwoReaders,
+    UNet,
+    UNetOfUNets,
+)
+from families.unknown import conv_block
 from families.zoo import FAMILIES, NOT_UNETS, UNKNOWN, UNREACHABLE
 from scalelong import find_skips, scale_skips
 from scalelong.skips.site import Argument, Channels
@@ -79,106 +102,7 @@ def test_sites_say_what_reads_the_joined_features() -> None:
 # --- other ways to join
 
 
-class UNet(nn.Module):
-    """Two levels; `join` brings trunk and skip together, by a plain concatenation unless it is overridden."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = conv_block(3, 8), conv_block(8, 8), conv_block(8, 8)
-        self.d, self.e, self.head = conv_block(16, 8), conv_block(16, 8), nn.Conv2d(8, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.a(x)
-        b = self.b(halve(a))
-        x = self.d(self.join(double(self.c(halve(b))), b))
-        return self.head(self.e(self.join(double(x), a)))
-
-    def join(self, x: Tensor, skip: Tensor) -> Tensor:
-        return torch.cat([x, skip], dim=1)
-
-
 INLINE = [("e", Channels(8, 16)), ("d", Channels(8, 16))]
-
-
-class Concat(nn.Module):
-    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        return torch.cat([x, skip], dim=1)
-
-
-class SharedConcat(UNet):
-    """One module without weights joins all skips, and a constant factor follows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.concat = Concat()
-
-    def join(self, x: Tensor, skip: Tensor) -> Tensor:
-        return self.concat(x, skip) * 0.5
-
-
-class Gated(UNet):
-    """An attention gate: trunk and skip decide together how much of the skip passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Conv2d(8, 1, 1)
-
-    def join(self, x: Tensor, skip: Tensor) -> Tensor:
-        return torch.hstack([x, skip * torch.sigmoid(self.gate(x + skip))])
-
-
-class Preallocated(UNet):
-    """Joins with `torch.concat`, then writes into a slice of the result."""
-
-    def join(self, x: Tensor, skip: Tensor) -> Tensor:
-        x = x.clone()
-        x[:, :2] += skip.mean()
-        return torch.concat([x, skip], dim=-3)
-
-
-class Embedded(UNet):
-    """Also concatenates a map of the time to the input of every block: a condition, not a skip."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = conv_block(4, 8), conv_block(9, 8), conv_block(9, 8)
-        self.d, self.e = conv_block(17, 8), conv_block(17, 8)
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:  # type: ignore[override]
-        def timed(x: Tensor) -> Tensor:
-            return torch.cat([x, t[:, None, None, None].expand(-1, 1, *x.shape[2:])], dim=1)
-
-        a = self.a(timed(x))
-        b = self.b(timed(halve(a)))
-        x = self.d(torch.cat([double(self.c(timed(halve(b)))), b, timed(b)[:, 8:]], dim=1))
-        return self.head(self.e(torch.cat([double(x), a, timed(a)[:, 8:]], dim=1)))
-
-
-class Pooled(nn.Module):
-    """A branching block such as ASPP: it concatenates, but leads past nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.near, self.far, self.mix = conv_block(8, 4), conv_block(8, 4), conv_block(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        far = F.interpolate(self.far(F.adaptive_avg_pool2d(x, 1)), size=x.shape[2:])
-        return self.mix(torch.cat([self.near(x), far], dim=1))
-
-
-class Branching(UNet):
-    def __init__(self) -> None:
-        super().__init__()
-        self.c = nn.Sequential(conv_block(8, 8), Pooled(), Pooled())
-
-
-class UNetOfUNets(UNet):
-    """Every block is itself a small UNet with as many skips."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a[0], self.d[0], self.e[0] = UNet(), nn.Conv2d(16, 8, 1), nn.Conv2d(16, 8, 1)
-        self.a[1] = nn.Conv2d(3, 8, 1)
 
 
 @pytest.mark.parametrize("model", [UNet, SharedConcat, Gated, Preallocated, Branching, UNetOfUNets])
@@ -186,86 +110,35 @@ def test_skips_are_found_however_the_decoder_joins_them(model: type[nn.Module]) 
     assert places(model()) == INLINE
 
 
-def test_a_condition_that_is_concatenated_everywhere_is_no_skip() -> None:
+def test_two_skips_of_one_join_are_two_sites() -> None:
+    assert places(TwoAtOnce()) == [("e", Channels(16, 24)), ("e", Channels(8, 16))]
+
+
+def test_the_skips_of_a_unet_come_before_a_single_one_around_it() -> None:
+    assert places(Refined()) == [(f"unet.{name}", entry) for name, entry in INLINE]
+
+
+def test_a_condition_that_is_concatenated_is_no_skip() -> None:
     assert places(Embedded(), (picture(), torch.rand(2))) == INLINE
+    assert places(Conditioned(), (picture(), picture())) == INLINE
 
 
 def test_inputs_may_be_a_tensor_positional_or_keyword_arguments_in_any_order() -> None:
-    model, x, t = Embedded(), picture(), torch.rand(2)
-    assert trace_skips(model, (x, t)) == trace_skips(model, {"t": t, "x": x})
+    model, x = Conditioned(), picture()
+    assert trace_skips(model, (x, x.clone())) == trace_skips(model, {"hint": x.clone(), "x": x})
     assert trace_skips(UNet(), x) == trace_skips(UNet(), (x,))
     with pytest.raises(ValueError, match="example_inputs is a str. Pass a tensor, a tuple"):
         trace_skips(model, "x")
-
-
-class Cropping(nn.Module):
-    """Fits the skip to the trunk inside, and adds it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fit, self.conv = nn.Conv2d(8, 8, 1), conv_block(8, 8)
-
-    def forward(self, x: Tensor, *, shortcut: Tensor) -> Tensor:
-        return self.conv(x + self.fit(shortcut))
-
-
-class KeywordAdds(UNet):
-    def __init__(self) -> None:
-        super().__init__()
-        self.d, self.e = Cropping(), Cropping()
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.a(x)
-        b = self.b(halve(a))
-        y = self.d(double(self.c(halve(b))), shortcut=b)
-        return x + self.head(self.e(double(y), shortcut=a))
 
 
 def test_a_skip_that_is_projected_and_added_inside_a_block_enters_as_its_argument() -> None:
     assert places(KeywordAdds()) == [(name, Argument(name="shortcut")) for name in ("e", "d")]
 
 
-class Pix2Pix(nn.Module):
-    """A block that holds the next one; its activation works in place on the skip, which is its own input."""
-
-    def __init__(self, inner: nn.Module | None) -> None:
-        super().__init__()
-        down = [nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(8, 8, 4, stride=2, padding=1)]
-        up = [nn.ReLU(inplace=True), nn.ConvTranspose2d(8 if inner is None else 16, 8, 4, stride=2, padding=1)]
-        self.model = nn.Sequential(*down, *([] if inner is None else [inner]), *up)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.model(x)], dim=1)
-
-
 def test_skips_of_recursive_blocks_with_activations_in_place_are_found() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 1), Pix2Pix(Pix2Pix(Pix2Pix(None))), nn.Conv2d(16, 3, 1))
     consumers = ["2", "1.model.3", "1.model.2.model.3"]
     assert places(model) == [(consumer, Channels(0, 8)) for consumer in consumers]
-
-
-class Repeating(UNet):
-    """Runs its last block twice with the same skip, as Stable Cascade does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.d, self.e = JoinBlock(), JoinBlock()
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.a(x)
-        b = self.b(halve(a))
-        x = double(self.d(double(self.c(halve(b))), b))
-        return self.head(self.e(self.e(x, a), a))
-
-
-class JoinBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.conv, self.short = nn.GroupNorm(4, 16), nn.Conv2d(16, 8, 1), nn.Conv2d(16, 8, 1)
-
-    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        x = torch.cat([x, skip], dim=1)
-        return self.short(x) + self.conv(self.norm(x))
 
 
 def test_a_block_that_runs_again_with_the_same_skip_is_one_site() -> None:
@@ -280,44 +153,6 @@ def test_readers_come_in_the_models_order_and_a_norm_among_them_absorbs() -> Non
 # --- no long skips
 
 
-class Dense(nn.Module):
-    """A dense block that keeps all its features in a list."""
-
-    def __init__(self, depth: int = 4) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(conv_block(8 * (i + 1), 8) for i in range(depth))
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = [x]
-        for layer in self.layers:
-            features.append(layer(torch.cat(features, dim=1)))
-        return features[-1]
-
-
-class Growing(nn.Module):
-    """A dense layer that passes on its input beside its output."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = conv_block(channels, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.conv(x)], dim=1)
-
-
-class Residual(nn.Module):
-    """A residual block with another residual sum inside, around squeeze and excitation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.squeeze, self.last = conv_block(8, 8), nn.Conv2d(8, 8, 1), conv_block(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
-        y = y + y * torch.sigmoid(self.squeeze(y.mean((2, 3), keepdim=True)))
-        return x + self.last(y)
-
-
 def stack(*blocks: nn.Module, out: int = 8) -> nn.Module:
     return nn.Sequential(conv_block(3, 8), *blocks, nn.Conv2d(out, 3, 1))
 
@@ -327,49 +162,19 @@ def stack(*blocks: nn.Module, out: int = 8) -> nn.Module:
     [
         stack(Dense(), nn.AvgPool2d(2), Dense()),
         stack(Growing(8), Growing(16), nn.AvgPool2d(2), Growing(24), out=32),
+        stack(Dense(6)),
         stack(*[Residual() for _ in range(4)]),
+        stack(Shell(conv_block(8, 8), Shell(conv_block(8, 8), Shell(conv_block(8, 8))))),
+        stack(Shell(conv_block(8, 8), conv_block(8, 8))),
         stack(*[Pooled() for _ in range(4)]),
     ],
-    ids=["dense list", "dense layers", "nested residual", "branches"],
+    ids=["dense lists", "dense layers", "one dense list", "residuals", "nested residuals", "one residual", "branches"],
 )
 def test_joins_within_blocks_are_no_long_skips(model: nn.Module) -> None:
     assert trace_skips(model, picture()) == []
 
 
 # --- skips that no hook can reach
-
-
-class TwoReaders(UNet):
-    def __init__(self) -> None:
-        super().__init__()
-        self.short = nn.Conv2d(16, 8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.a(x)
-        joined = torch.cat([double(self.c(halve(a))), a], dim=1)
-        return self.head(self.e(joined) + self.short(joined))
-
-
-class InlineActivation(UNet):
-    def join(self, x: Tensor, skip: Tensor) -> Tensor:
-        return F.silu(super().join(x, skip))
-
-
-class SharedBlock(UNet):
-    def __init__(self) -> None:
-        super().__init__()
-        self.d = self.e
-
-
-class RunTwice(nn.Module):
-    """Classifier-free guidance inside the model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unet = UNet()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * self.unet(x) - self.unet(x / 2)
 
 
 @pytest.mark.parametrize(
@@ -413,6 +218,8 @@ class Fragile(UNet):
         self.register_buffer("absent", None)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise AssertionError("the model was traced in training mode")
         self.count += 1
         self.total = self.total + 1
         output = super().forward(x + torch.randn_like(x))

@@ -110,6 +110,24 @@ def test_fusing_keeps_the_function_or_says_why_it_cannot(family: Family) -> None
         assert torch.equal(family.run(model, inputs), scaled)
 
 
+FOLDS_AFTER_THE_NORM = ("diffusers-", "monai-diffusion", "improved-", "guided-", "latent-")
+CONDITIONAL_NORM = ("diffusers-kandinsky3", "diffusers-k-blocks")
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.absorbed], ids=str)
+def test_scaling_after_a_norm_folds_into_its_scale_and_shift_unless_it_is_conditional(family: Family) -> None:
+    model, inputs = family.tiny()
+    names = list(model.state_dict())
+    scale_skips(model, "cs", kappa=0.8, where="after-norm")
+    scaled = family.run(model, inputs)
+    if family.name.startswith(FOLDS_AFTER_THE_NORM) and family.name not in CONDITIONAL_NORM:
+        torch.testing.assert_close(family.run(fuse_skips(model), inputs), scaled, rtol=1e-4, atol=1e-5)
+        assert list(model.state_dict()) == names
+    else:
+        with pytest.raises(ValueError, match="no scale of its own"):
+            fuse_skips(model)
+
+
 @every_family
 def test_preserving_keeps_the_function_at_the_start_and_is_undone_exactly(family: Family) -> None:
     model, inputs = family.tiny()

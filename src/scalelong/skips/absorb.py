@@ -68,7 +68,7 @@ def normalise(norm: Any, features: Tensor) -> Tensor:
 
 def warn_if_absorbed(model: nn.Module, sites: Sequence[SkipSite], constants: Tensor | None) -> None:
     """Warn once, with the measured share, if most of a constant scaling never arrives."""
-    if constants is None:
+    if constants is None or constants.is_meta:
         return
     scaled = [site for site in sites if site.absorbed and constants[site.index - 1].item() != 1]
     if not scaled:

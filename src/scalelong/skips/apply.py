@@ -141,7 +141,7 @@ def make_scaling(method: Method, sites: Sequence[SkipSite], options: dict[str, A
 
 def check_constants(scaling: SkipScaling) -> None:
     constants = scaling.constants()
-    if constants is None:
+    if constants is None or constants.is_meta:
         return
     if constants.shape != (scaling.num_skips,) or not constants.isfinite().all():
         raise ValueError(

@@ -52,21 +52,20 @@ def all_joins(record: Record) -> Iterator[Join]:
         # The trunk is the part that more has happened to; a skip at most was cropped or projected.
         trunk = max((part.value for part in value.parts), key=lambda part: record.lineage(part).bit_count())
         for part in value.parts:
-            origin = latest_common(record, part.value, trunk, result)
+            origin = latest_common(record, part.value, trunk)
             if part.value != trunk and origin is not None:
                 scope = scope_of(record, origin, trunk, result)
                 yield Join(origin, part.value, trunk, result, part.channels, scope)
 
 
-def latest_common(record: Record, skip: int, trunk: int, result: int) -> int | None:
-    """The latest value that both were made from, among those that carry the model's main input at all positions."""
+def latest_common(record: Record, skip: int, trunk: int) -> int | None:
+    """The latest value that both were made from and that carries the model's main input."""
     common = record.lineage(skip) & record.lineage(trunk)
-    needed = min(len(record.values[result].shape), 3)
     main = main_input(record)
     while common:
         latest = common.bit_length() - 1
-        # Skip and trunk may share an embedding vector or a text as well; that is not what was skipped.
-        if len(record.values[latest].shape) >= needed and record.depends(latest, on=main):
+        # Skip and trunk may share an embedding of the time or a text as well; that is not what was skipped.
+        if record.depends(latest, on=main):
             return latest
         common ^= 1 << latest
     return None

@@ -24,6 +24,11 @@ def is_a(model: nn.Module, *class_names: str) -> bool:
     return any(kind.__name__ in class_names for kind in type(model).__mro__)
 
 
+def base(layer: Any) -> Any:
+    """The layer itself, or the one that an adapter (LoRA) wraps."""
+    return base(layer.base_layer) if hasattr(layer, "base_layer") else layer
+
+
 def argument(module: nn.Module, name: str, item: int | None = None) -> Argument:
     """The entry for `name`, an argument of the module's forward, given by position or by keyword."""
     position = list(inspect.signature(module.forward).parameters).index(name)
@@ -96,7 +101,7 @@ def takes(module: nn.Module, name: str) -> bool:
 
 def resnet_channels(resnet: Any) -> int:
     """What a resnet puts out: its last convolution's channels, since K-blocks end with fewer than `out_channels`."""
-    return inner_resnet(resnet)[0].conv2.out_channels
+    return base(inner_resnet(resnet)[0].conv2).out_channels
 
 
 def inner_resnet(resnet: Any) -> tuple[Any, str]:
@@ -130,13 +135,15 @@ def resnet_readers(resnet: Any) -> tuple[str, ...]:
 
 
 def unet1d_site(block: Any, path: str) -> Fields:
-    """UNet1DModel: one skip per up block, as wide as the trunk; a convolution reads both."""
+    """UNet1DModel: one skip per up block, as wide as the trunk; convolutions read both."""
     first = block.resnets[0]
-    readers = ("conv_in.conv1d", "residual_conv") if hasattr(first, "conv_in") else ("conv_1", "conv_skip")
-    total = first.get_submodule(readers[0]).in_channels
-    known = tuple(f"resnets.0.{reader}" for reader in readers) if hasattr(first, readers[1]) else ()
+    conv, shortcut = ("conv_in.conv1d", "residual_conv") if hasattr(first, "conv_in") else ("conv_1", "conv_skip")
+    total = base(first.get_submodule(conv)).in_channels
+    has_shortcut = not isinstance(getattr(first, shortcut, nn.Identity()), nn.Identity)
+    in_order = [name for name, _ in first.named_modules() if name in (conv, shortcut)]
+    readers = tuple(f"resnets.0.{name}" for name in in_order) if has_shortcut else ()
     entry = argument(block, "res_hidden_states_tuple", item=-1)
-    return concatenated(block, path, total // 2, total, known, entry=entry)
+    return concatenated(block, path, total // 2, total, readers, entry=entry)
 
 
 def hunyuan_dit(model: Any) -> list[Fields] | None:
@@ -151,7 +158,7 @@ def hunyuan_dit(model: Any) -> list[Fields] | None:
             "entry": argument(block, "skip"),
             "width": tokens,
             "absorbed": True,
-            "joined": Channels(block.skip_linear.out_features, block.skip_linear.in_features, dim=-1),
+            "joined": Channels(base(block.skip_linear).out_features, base(block.skip_linear).in_features, dim=-1),
             "readers": (f"blocks.{i}.skip_norm",),
         }
         for i, block in joining
@@ -171,7 +178,7 @@ def kandinsky3(model: Any) -> list[Fields] | None:
             shortcut = "shortcut_up_sample" if grows else "shortcut_projection"
             readers = (f"resnets_in.0.{name}" for name in ("resnet_blocks.0.group_norm", shortcut))
             sites.append(concatenated(block, f"up_blocks.{i}", trunk, total, tuple(readers)))
-        trunk = block.resnets_out[-1].resnet_blocks[-1].projection.out_channels
+        trunk = base(block.resnets_out[-1].resnet_blocks[-1].projection).out_channels
     return sites
 
 
@@ -182,9 +189,9 @@ def stable_cascade(model: Any) -> list[Fields] | None:
     sites = []
     for i, level in enumerate(model.up_blocks):
         block = level[0]
-        mixes = block.channelwise[0] if hasattr(block, "channelwise") else None
-        if mixes is not None and mixes.in_features > block.depthwise.out_channels:
-            trunk, total = block.depthwise.out_channels, mixes.in_features
+        mixes = base(block.channelwise[0]) if hasattr(block, "channelwise") else None
+        if mixes is not None and mixes.in_features > base(block.depthwise).out_channels:
+            trunk, total = base(block.depthwise).out_channels, mixes.in_features
             entry = argument(block, "x_skip")
             sites.append(concatenated(block, f"up_blocks.{i}.0", trunk, total, ("channelwise.0",), entry=entry))
     return sites
@@ -211,7 +218,7 @@ def denoising_diffusion_pytorch(model: Any) -> list[Fields] | None:
     for path in paths:
         block = model.get_submodule(path)
         readers = () if isinstance(block.res_conv, nn.Identity) else ("block1.proj", "res_conv")
-        conv = block.block1.proj
+        conv = base(block.block1.proj)
         sites.append(concatenated(block, path, conv.out_channels, conv.in_channels, readers))
     return sites
 
@@ -252,7 +259,7 @@ def k_diffusion(model: Any) -> list[Fields] | None:
     sites = []
     for k in range(1, used):
         block = model.u_net.u_blocks[k]
-        total = block[0].main[2].in_channels
+        total = base(block[0].main[2]).in_channels
         readers = () if isinstance(block[0].skip, nn.Identity) else ("0.main.0", "0.skip")
         entry = argument(block, "skip")
         sites.append(concatenated(block, f"u_net.u_blocks.{k}", total // 2, total, readers, entry=entry, absorbed=True))
@@ -267,7 +274,7 @@ def monai_basic_unet(model: Any) -> list[Fields] | None:
     for level in (4, 3, 2, 1):
         encoder = model.conv_0 if level == 1 else model.get_submodule(f"down_{level - 1}.convs")
         block = model.get_submodule(f"upcat_{level}")
-        joined = Channels(0, encoder.conv_1.conv.out_channels)
+        joined = Channels(0, base(encoder.conv_1.conv).out_channels)
         site = {"consumer": f"upcat_{level}", "entry": argument(block, "x_e"), "width": len(joined), "joined": joined}
         sites.append(site | {"readers": (f"upcat_{level}.convs.conv_0.conv",)})
     return sites
@@ -279,12 +286,12 @@ def segmentation_models_pytorch(model: Any) -> list[Fields] | None:
         return None
     sites, trunk = [], model.encoder.out_channels[-1]
     for i, block in enumerate(model.decoder.blocks):
-        total = block.conv1[0].in_channels
+        total = base(block.conv1[0]).in_channels
         if total > trunk:
             plain = isinstance(getattr(block.attention1, "attention", None), nn.Identity)
             readers, entry = ("conv1.0",) if plain else (), argument(block, "skip_connection")
             sites.append(concatenated(block, f"decoder.blocks.{i}", trunk, total, readers, entry=entry))
-        trunk = block.conv2[0].out_channels
+        trunk = base(block.conv2[0]).out_channels
     return sites
 
 

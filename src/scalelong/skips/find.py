@@ -74,7 +74,7 @@ def apply_rule(rule: Rule, model: nn.Module) -> list[Fields]:
     try:
         return rule(model) or []
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        logger.debug("%s looks like %s but is not: %s", type(model).__name__, rule.__name__, error)
+        logger.warning("%s looks like the family %s but is built differently: %s", type(model), rule.__name__, error)
         return []
 
 

@@ -17,6 +17,8 @@ from .site import Channels, SkipSite, is_norm
 
 LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 AFFINE = (nn.GroupNorm, nn.LayerNorm)
+# Subclasses of these (ADM's and diffusers') that only cast to float32 and back.
+CASTING = ("GroupNorm32", "FP32LayerNorm")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def reader_slices(model: nn.Module, site: SkipSite, joined: Channels, reader: st
     if is_norm(module):
         if where == "input":
             raise cannot_fold(site, f"a norm comes first ({reader}, {kind}), which no weight can imitate")
-        if not (runs_as(module, AFFINE) and module.weight is not None):
+        affine = runs_as(module, AFFINE) or (isinstance(module, AFFINE) and kind in CASTING)
+        if not affine or module.weight is None:
             raise cannot_fold(site, f"{reader} ({kind}) has no scale of its own to fold into")
         return [Slice(parameter, joined, 0) for parameter in module.parameters(recurse=False)]
     if not runs_as(module, LINEAR) or hasattr(module, "parametrizations"):

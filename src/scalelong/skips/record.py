@@ -56,7 +56,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Value:
-    """What one tensor held between two changes; numbered by birth. `ancestors` has bit n set if it depends on value n."""
+    """What one tensor held between two changes, numbered by birth; bit n of `ancestors` is set if it depends on n."""
 
     operation: str
     inputs: tuple[int, ...]

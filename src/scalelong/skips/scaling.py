@@ -199,7 +199,8 @@ class RMSNormed(SkipScaling):
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
         dim = self.dims[index]
-        norm = torch.linalg.vector_norm(skip, dim=dim, keepdim=True, dtype=torch.float32)
+        precision = torch.promote_types(skip.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(skip, dim=dim, keepdim=True, dtype=precision)
         mean_square = norm.square() / skip.shape[dim]
         return (self.gain[index - 1] * torch.rsqrt(mean_square + 1e-6)).to(skip.dtype)
 

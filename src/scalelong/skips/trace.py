@@ -21,8 +21,8 @@ Entry = tuple[Call, Argument | Channels]
 def trace_skips(model: nn.Module, example_inputs: Any) -> list[SkipSite]:
     """The long skips that one forward pass shows, outermost first; empty if there are none.
 
-    `example_inputs` is a tensor, a tuple of positional or a dict of keyword arguments. The model runs in evaluation mode
-    without gradients; it and the random state are left as they were.
+    `example_inputs` is a tensor, a tuple of positional or a dict of keyword arguments. The model runs in evaluation
+    mode without gradients; it and the random state are left as they were.
     """
     record = record_forward(model, *as_call(example_inputs))
     return number_from_innermost([site_of(record, join) for join in long_skips(record)])
@@ -123,11 +123,11 @@ def channel_entries(record: Record, join: Join) -> Iterator[Entry]:
 
 
 def copies_of(record: Record, result: int, operations: tuple[str, ...]) -> set[int]:
-    """The joined features and those that inline operations made of them alone: a cast, a constant factor, a transpose."""
+    """The joined features and what inline operations made of them alone: a cast, a constant factor, a transpose."""
     found = {result}
     for number, value in enumerate(record.values):
         alone = len(value.inputs) == 1 and value.inputs[0] in found
-        if alone and value.operation in operations and reader_in(value.call, found) is None:
+        if alone and value.operation in operations and reader_in(call_of(record, number), found) is None:
             found.add(number)
     return found
 
@@ -155,14 +155,14 @@ def find_readers(record: Record, result: int) -> list[nn.Module]:
     return [module for module in record.model.modules() if module in found] if None not in found else []
 
 
-def reader_in(call: Call | None, features: set[int]) -> nn.Module | None:
+def reader_in(call: Call, features: set[int]) -> nn.Module | None:
     """The norm, else the leaf module, that received the features and reads them in this innermost call."""
-    receiving = [outer for outer in call.outward() if outer.received(features)] if call is not None else []
+    receiving = [outer for outer in call.outward() if outer.received(features)]
     # A block with a convolution is more than a norm, whatever its name (ResnetBlockCondNorm2D of diffusers).
     norms = [outer.module for outer in receiving if is_norm(outer.module) and not convolves(outer.module)]
     if norms:
         return norms[-1]
-    return receiving[0].module if receiving and receiving[0] is call and not any(call.module.children()) else None
+    return call.module if call in receiving and not any(call.module.children()) else None
 
 
 def convolves(module: nn.Module) -> bool:

@@ -1,0 +1,164 @@
+"""What scaling costs: the time and memory of a training step, scaled over unscaled.
+
+    python benchmarks/overhead.py        # UViT-S/2 and the 36M UNet at batch 4, about ten minutes
+    python benchmarks/overhead.py --rounds 5 --models cifar10-uvit-s2 --json overhead.json
+
+All variants run on one model object, unscaled and scaled by turns within each round (in random order), so that the
+machine's noise meets all of them; the ratio is taken within the round. Goals: CS ≤ 1.01, LS ≤ 1.03.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from scalelong import AbsorbedScalingWarning, SkipScaling, scale_skips, unscale_skips
+from scalelong.models import example_inputs, preset
+
+GOALS = {"none": 1.0, "cs": 1.01, "ls": 1.03}
+
+
+@dataclass(frozen=True)
+class Result:
+    model: str
+    method: str
+    ratio: float
+    low: float
+    high: float
+    seconds: float
+    peak_mib: float
+    extra_peak_mib: float
+    largest_skip_mib: float
+
+
+def main() -> None:
+    options = parse()
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore", AbsorbedScalingWarning)
+    results = [result for name in options.models for result in measure(name, options.rounds, options.batch)]
+    print(table(results))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["cifar10-uvit-s2", "cifar10-unet"], help="presets to measure")
+    parser.add_argument("--rounds", type=int, default=20, help="paired measurements per model")
+    parser.add_argument("--batch", type=int, default=4, help="images per step")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    return parser.parse_args()
+
+
+def measure(name: str, rounds: int, batch: int) -> list[Result]:
+    model = preset(name).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    step = training_step(model, optimiser, example_inputs(name, batch))
+    step()  # the first one allocates the optimiser's state
+    peaks = {method: peak_memory(model, method, step) for method in GOALS}
+    seconds: dict[str, list[float]] = {"plain": []} | {method: [] for method in GOALS}
+    for number in range(rounds):
+        for method in random.sample(list(seconds), len(seconds)):
+            seconds[method].append(timed(model, "none" if method == "plain" else method, step))
+        print(f"\r{name}: round {number + 1} of {rounds}", end="", flush=True)
+    print()
+    widest = largest_skip(model, step)
+    return [summarise(name, method, seconds, peaks, widest) for method in GOALS]
+
+
+def training_step(model: nn.Module, optimiser: torch.optim.Optimizer, inputs: dict[str, Any]) -> Callable[[], None]:
+    def step() -> None:
+        output = model(**inputs)
+        prediction = output if isinstance(output, Tensor) else output.sample
+        prediction.square().mean().backward()
+        optimiser.step()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    return step
+
+
+def timed(model: nn.Module, method: str, step: Callable[[], None]) -> float:
+    scale_skips(model, method)
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def peak_memory(model: nn.Module, method: str, step: Callable[[], None]) -> float:
+    """Bytes alive at the worst moment of a step, counted tensor by tensor."""
+    scale_skips(model, method)
+    tracker = MemTracker()
+    tracker.track_external(model)
+    with tracker:
+        step()
+    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+
+
+def largest_skip(model: nn.Module, step: Callable[[], None]) -> float:
+    """Bytes of the largest skip of a step, seen where it enters its consumer."""
+    sizes: list[int] = []
+
+    class Measure(SkipScaling):
+        def coefficient(self, index: int, skip: Tensor) -> Tensor:
+            sizes.append(skip.numel() * skip.element_size())
+            return skip.new_ones(())
+
+    scale_skips(model, Measure)
+    step()
+    unscale_skips(model)
+    return max(sizes)
+
+
+def summarise(
+    name: str, method: str, seconds: dict[str, list[float]], peaks: dict[str, float], widest: float
+) -> Result:
+    ratios = [scaled / plain for scaled, plain in zip(seconds[method], seconds["plain"], strict=True)]
+    low, high = bootstrap_median(ratios)
+    mib = 2**20
+    return Result(
+        model=name,
+        method=method,
+        ratio=statistics.median(ratios),
+        low=low,
+        high=high,
+        seconds=statistics.median(seconds[method]),
+        peak_mib=peaks[method] / mib,
+        extra_peak_mib=(peaks[method] - peaks["none"]) / mib,
+        largest_skip_mib=widest / mib,
+    )
+
+
+def bootstrap_median(values: list[float], draws: int = 2000) -> tuple[float, float]:
+    """A 95 % interval of the median."""
+    generator = random.Random(0)
+    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(draws))
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+
+
+def table(results: list[Result]) -> str:
+    head = "| model | method | step time | 95 % interval | goal | seconds | extra peak memory | largest skip |\n"
+    rows = "".join(
+        f"| {r.model} | {r.method} | {r.ratio:.4f}× | {r.low:.4f} – {r.high:.4f} | ≤ {GOALS[r.method]} | "
+        f"{r.seconds:.3f} | {r.extra_peak_mib:.2f} MiB | {r.largest_skip_mib:.2f} MiB |\n"
+        for r in results
+    )
+    return head + "| --- | --- | --- | --- | --- | --- | --- | --- |\n" + rows
+
+
+if __name__ == "__main__":
+    main()
