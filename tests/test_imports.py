@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "stability": BASE | {"training"},
     "report": set(),
     "cli": EVERYTHING,
+    "__main__": {"cli"},
     "__init__": EVERYTHING,
 }
 

@@ -112,7 +112,7 @@ def test_rows_cannot_be_changed(field: str) -> None:
 
 def test_a_unet_without_diffusers_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "diffusers.models.unets.unet_2d", None)
-    with pytest.raises(ImportError, match=r"pip install scalelong\[train\]"):
+    with pytest.raises(ImportError, match=r'pip install "scalelong\[train\]"'):
         preset("cifar10-unet")
 
 

@@ -100,7 +100,7 @@ def build_unet(**config: Any) -> nn.Module:
         from diffusers.models.unets.unet_2d import UNet2DModel
     except ImportError as error:
         raise ImportError(
-            "the UNet presets are built from diffusers, which could not be imported: pip install scalelong[train]"
+            'the UNet presets are built from diffusers, which could not be imported: pip install "scalelong[train]"'
         ) from error
     return UNet2DModel(**config)
 

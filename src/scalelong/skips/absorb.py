@@ -6,6 +6,7 @@ the boundary with the trunk, through the norm's eps, and through the shortcut be
 
 from __future__ import annotations
 
+import statistics
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -74,11 +75,12 @@ def warn_if_absorbed(model: nn.Module, sites: Sequence[SkipSite], constants: Ten
     if not scaled:
         return
     shares = [surviving_share(model, site, constants[site.index - 1].item()) for site in scaled]
-    mean = sum(shares) / len(shares)
-    if mean < MOSTLY:
+    typical = statistics.median(shares)
+    # The median: a few coefficients so small that only the norm's eps lets them through should not hide the rest.
+    if typical < MOSTLY:
         warnings.warn(
             f"{len(scaled)} of {len(sites)} skips of {type(model).__name__} enter a normalisation that cancels a "
-            f"constant: {mean:.1%} of the scaling survives it (measured on unit-variance features), the rest acts only "
+            f"constant: {typical:.1%} of the scaling survives it (median, on unit-variance features), the rest acts only "
             'through the shortcut beside the norm. Use where="after-norm", or method "ls"; see docs/models.md.',
             AbsorbedScalingWarning,
             stacklevel=3,

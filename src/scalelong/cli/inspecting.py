@@ -1,0 +1,227 @@
+"""What a scaling method does to each long skip of a model, and what to be careful about."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..skips import (
+    AbsorbedScalingWarning,
+    SkipScaling,
+    SkipSite,
+    find_skips,
+    scale_skips,
+    surviving_share,
+    unscale_skips,
+)
+from ..skips.absorb import MOSTLY, norm_width, normalise
+from ..skips.apply import make_scaling
+from ..skips.site import is_norm
+
+# The normalised skip is 5% smaller where eps is a ninth of the scaled skip's variance, and 29% where they are equal.
+NOTICEABLE = 0.05
+
+
+@dataclass(frozen=True)
+class InspectedSkip:
+    """One long skip and what scaling does to it."""
+
+    index: int
+    consumer: str
+    entry: str
+    width: int
+    follows: list[str]
+    """What reads the skip first."""
+    absorbed: bool
+    coefficient: float | None
+    """None if it depends on the input."""
+    share: float | None
+    """What the norm lets through of the scaling; None for a skip that keeps its size or is scaled by input."""
+    shrinkage: float
+    """By which share the norm's eps makes the scaled and normalised skip smaller, for features of unit variance."""
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something to know before training; `kind` is "absorbed", "eps" or "fp16"."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A model and a scaling method."""
+
+    model: str
+    parameters: int
+    num_skips: int
+    method: str
+    options: dict[str, Any]
+    where: str
+    added_parameters: int
+    sum_of_squares: float | None
+    skips: list[InspectedSkip]
+    warnings: list[Caution]
+
+
+def inspect_model(model: nn.Module, method: str, *, where: str = "input", **options: Any) -> Inspection:
+    """Inspect the long skips of a model, which may be on the meta device and is left as it was.
+
+    >>> from scalelong.models import UViT
+    >>> model = UViT(img_size=8, embed_dim=32, depth=4, num_heads=2)
+    >>> [(skip.consumer, skip.coefficient) for skip in inspect_model(model, "cs", kappa=0.5).skips]
+    [('out_blocks.1', 1.0), ('out_blocks.0', 0.5)]
+    """
+    sites = find_skips(model)
+    scaling = make_scaling(method, sites, options)
+    # Read before the scaling follows the model to its device: on the meta device coefficients have no values.
+    constants = torch.ones(len(sites)) if scaling is None else scaling.constants()
+    check_applicable(model, method if scaling is None else scaling, where)
+    coefficients = [None] * len(sites) if constants is None else constants.tolist()
+    skips = [inspect_skip(model, site, kappa, where) for site, kappa in zip(sites, coefficients, strict=True)]
+    return Inspection(
+        model=type(model).__name__,
+        parameters=count_parameters(model),
+        num_skips=len(sites),
+        method=method,
+        options={} if scaling is None else resolve(type(scaling), options),
+        where=where,
+        added_parameters=0 if scaling is None else count_parameters(scaling),
+        sum_of_squares=None if constants is None else constants.square().sum().item(),
+        skips=skips,
+        warnings=find_cautions(skips),
+    )
+
+
+def count_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def resolve(kind: type[SkipScaling], options: dict[str, Any]) -> dict[str, Any]:
+    """All options of a method, those that were not given by their defaults."""
+    parameters = list(inspect.signature(kind).parameters.values())[1:]
+    return {parameter.name: parameter.default for parameter in parameters} | options
+
+
+def check_applicable(model: nn.Module, method: str | SkipScaling, where: str) -> None:
+    """Raise what `scale_skips` raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AbsorbedScalingWarning)
+        unscale_skips(scale_skips(model, method, where=where))
+
+
+def inspect_skip(model: nn.Module, site: SkipSite, coefficient: float | None, where: str) -> InspectedSkip:
+    readers = [model.get_submodule(reader) for reader in site.readers]
+    normalised_first = where == "after-norm"
+    share = None
+    if coefficient is not None and coefficient != 1:
+        share = 1.0 if normalised_first else surviving_share(model, site, coefficient)
+    return InspectedSkip(
+        index=site.index,
+        consumer=site.consumer,
+        entry=str(site.entry),
+        width=site.width,
+        follows=[describe(reader) for reader in readers],
+        absorbed=site.absorbed,
+        coefficient=coefficient,
+        share=share,
+        shrinkage=0.0 if normalised_first else shrinkage_by_eps(readers, site, coefficient),
+    )
+
+
+def describe(module: nn.Module) -> str:
+    """The class of a module, with the kernel of a convolution.
+
+    >>> describe(nn.Conv2d(3, 8, kernel_size=1))
+    'Conv2d 1×1'
+    """
+    kernel = getattr(module, "kernel_size", None)
+    size = f" {'×'.join(map(str, kernel))}" if isinstance(kernel, tuple) else ""
+    return type(module).__name__ + size
+
+
+def shrinkage_by_eps(readers: Sequence[nn.Module], site: SkipSite, coefficient: float | None) -> float:
+    """By which share the norm's eps makes the scaled and normalised skip smaller, for features of unit variance."""
+    norm = next((reader for reader in readers if is_norm(reader)), None)
+    if norm is None or site.joined is None or not coefficient:
+        return 0.0
+    skip = slice(site.joined.start, site.joined.stop)
+    shape = (2, norm_width(norm, site.joined), 16)
+    features = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    features[:, skip] *= coefficient
+    # But for its eps a norm ignores a factor common to all features; a huge one makes eps negligible.
+    with_eps, without = (normalise(norm, features * factor)[:, skip].norm().item() for factor in (1.0, 1e9))
+    return 1 - with_eps / without
+
+
+def find_cautions(skips: Sequence[InspectedSkip]) -> list[Caution]:
+    found = (caution_about_absorption(skips), caution_about_eps(skips), caution_about_fp16(skips))
+    return [caution for caution in found if caution is not None]
+
+
+def caution_about_absorption(skips: Sequence[InspectedSkip]) -> Caution | None:
+    shares = [skip.share for skip in skips if skip.absorbed and skip.share is not None]
+    if not shares or median(shares) >= MOSTLY:
+        return None
+    return Caution(
+        "absorbed",
+        f"{len(shares)} of {len(skips)} skips enter a norm that cancels a constant: in the median "
+        f"{percent(median(shares))} of the scaling survives it, the rest acts only through the shortcut beside the "
+        "norm. Use --where after-norm, or --method ls.",
+    )
+
+
+def caution_about_eps(skips: Sequence[InspectedSkip]) -> Caution | None:
+    felt = [skip for skip in skips if skip.shrinkage > NOTICEABLE]
+    if not felt:
+        return None
+    worst = max(felt, key=lambda skip: skip.shrinkage)
+    return Caution(
+        "eps",
+        f"the norm's eps takes over at {name_skips(felt)}: with κ_{worst.index} = {worst.coefficient:.2g} it makes the "
+        f"normalised skip {percent(worst.shrinkage)} smaller for features of unit variance, and more for smaller ones. "
+        "Use larger coefficients, or --where after-norm.",
+    )
+
+
+def caution_about_fp16(skips: Sequence[InspectedSkip]) -> Caution | None:
+    limits = torch.finfo(torch.float16)
+    sizes = {skip.index: abs(skip.coefficient) for skip in skips if skip.coefficient is not None}
+    # A coefficient of 0 is exact.
+    small = [skip for skip in skips if 0 < sizes.get(skip.index, 0) < limits.smallest_normal]
+    if not small:
+        return None
+    worst = min(small, key=lambda skip: sizes[skip.index])
+    lost = limits.smallest_normal * limits.eps / 2 / sizes[worst.index]
+    return Caution(
+        "fp16",
+        f"fp16 underflows at {name_skips(small)}: κ_{worst.index} = {worst.coefficient:.2g} is below its smallest "
+        f"normal number {limits.smallest_normal:.2g}, so that the scaled skip loses digits and features below "
+        f"{lost:.1g} become 0. Use bf16, fp32 or larger coefficients.",
+    )
+
+
+def name_skips(skips: Sequence[InspectedSkip]) -> str:
+    """The indices of skips in order, as a range if they are one."""
+    first, last = skips[0].index, skips[-1].index
+    if len(skips) == 1:
+        return f"skip {first}"
+    is_range = len(skips) > 2 and last - first == len(skips) - 1
+    return f"skips {first} to {last}" if is_range else f"skips {', '.join(str(skip.index) for skip in skips)}"
+
+
+def percent(share: float) -> str:
+    """A share with one decimal that claims no exact 0.
+
+    >>> [percent(share) for share in (0.0, 3e-6, 0.0351, 1.0)]
+    ['0.0%', '<0.1%', '3.5%', '100.0%']
+    """
+    return "<0.1%" if 0 < share < 0.001 else f"{share:.1%}"

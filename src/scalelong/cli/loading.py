@@ -1,0 +1,130 @@
+"""From a name on the command line to a model without weights: a preset, a diffusers folder, or an id on the Hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..models import preset, preset_names
+
+NETWORKS = ("unet", "transformer", "decoder", "prior")
+"""Parts of a diffusers pipeline that may have long skips; each is also the name of its subfolder."""
+
+
+def load_model(name: str) -> nn.Module:
+    """The model that a preset, a folder or a Hub id names, on the meta device: all shapes and no weights.
+
+    >>> next(load_model("imagenet64-uvit-l4").parameters()).device
+    device(type='meta')
+    """
+    try:
+        if names_a_folder_or_id(name):
+            return build_diffusers_model(load_config(name), name)
+        with torch.device("meta"):
+            return preset(name)
+    except ImportError as error:
+        reason = error.__cause__ or error
+        raise ImportError(
+            f'{name!r} needs a package that could not be imported ({reason}): pip install "scalelong[train]"'
+        ) from error
+
+
+def names_a_folder_or_id(name: str) -> bool:
+    return name not in preset_names() and ("/" in name or Path(name).exists())
+
+
+def load_config(name: str) -> dict[str, Any]:
+    """The config of a diffusers model, or of the network of a diffusers pipeline, in a folder or on the Hub."""
+    folder = Path(name)
+    if folder.is_dir():
+        config = find_config(lambda file: path if (path := folder / file).is_file() else None)
+    elif not folder.exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
+        config = load_hub_config(name)
+    else:
+        raise ValueError(f"{name!r} is not a folder; give the diffusers folder that holds config.json")
+    if config is None:
+        networks = f"{', '.join(NETWORKS[:-1])} or {NETWORKS[-1]}"
+        raise ValueError(f"{name!r} has no config.json of a diffusers model, and no pipeline with a {networks}")
+    return config
+
+
+def load_hub_config(repository: str) -> dict[str, Any] | None:
+    from huggingface_hub.utils import RepositoryNotFoundError
+
+    files = HubFiles(repository)
+    try:
+        config = find_config(files.find)
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"there is no folder {repository!r}, and no model of that name on the Hugging Face Hub that you may read; "
+            "check the name, or log in with `hf auth login`"
+        ) from error
+    if config is None and files.failure is not None:
+        raise ConnectionError(
+            f"there is no folder {repository!r}, no config of that name in the cache, and the Hugging Face Hub could "
+            f"not be asked: {files.failure}"
+        )
+    return config
+
+
+class HubFiles:
+    """Finds the files of a repository on the Hub; once that could not be reached, only those in the cache."""
+
+    def __init__(self, repository: str) -> None:
+        self.repository = repository
+        self.failure: BaseException | None = None
+
+    def find(self, file: str) -> Path | None:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils import EntryNotFoundError, LocalEntryNotFoundError
+
+        try:
+            return Path(hf_hub_download(self.repository, file, local_files_only=self.failure is not None))
+        except LocalEntryNotFoundError as error:
+            self.failure = self.failure or error.__cause__ or error
+        except EntryNotFoundError:
+            pass
+        return None
+
+
+def find_config(find: Callable[[str], Path | None]) -> dict[str, Any] | None:
+    """The config at the root, else that of a pipeline's network; None if there is none of diffusers."""
+    config = read_json(find("config.json"))
+    if "_class_name" in config:
+        return config
+    pipeline = read_json(find("model_index.json"))
+    for network in NETWORKS:
+        config = read_json(find(f"{network}/config.json")) if network in pipeline else {}
+        if "_class_name" in config:
+            return config
+    return None
+
+
+def read_json(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def build_diffusers_model(config: dict[str, Any], name: str) -> nn.Module:
+    import diffusers
+
+    class_name = str(config["_class_name"])
+    kind: Any = getattr(diffusers, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise ValueError(f"{name!r} is a {class_name}, which is no network of diffusers {diffusers.__version__}")
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config)  # pyright: ignore[reportAttributeAccessIssue]
+    except Exception as error:  # Whatever a constructor makes of a config that does not fit it.
+        raise ValueError(f"{class_name} cannot be built from the config of {name!r}: {error}") from error
