@@ -1,0 +1,1 @@
+"""The training loop and what it stands on: checkpoints that lose nothing, averaged weights, and a guard."""

@@ -1,0 +1,177 @@
+"""Optimiser and random states as named tensors and JSON, and back to the bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Flat = tuple[dict[str, Tensor], dict[str, Any]]
+Names = Sequence[Sequence[str]]
+
+
+def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """The names of an optimiser's parameters, group by group, in its own order."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [group["params"] for group in optimizer.param_groups]
+    foreign = sum(id(parameter) not in names for group in groups for parameter in group)
+    if foreign:
+        raise ValueError(
+            f"{foreign} parameters of the optimiser are not those of this {type(model).__name__}. "
+            "Pass the model that the optimiser was made for, after anything that replaces its parameters."
+        )
+    return [[names[id(parameter)] for parameter in group] for group in groups]
+
+
+def flatten_optimizer(state_dict: Mapping[str, Any], names: Names | None = None) -> Flat:
+    """An optimiser's state_dict as tensors `parameter.slot`, and JSON.
+
+    `names` are those of `parameter_names`; leave them out for a state_dict that goes by name already, as the gathered
+    one of FSDP does.
+    """
+    groups = state_dict["param_groups"]
+    keys = [key for group in groups for key in group["params"]]
+    name_of = dict(zip(keys, keys if names is None else [name for group in names for name in group], strict=True))
+    tensors: dict[str, Tensor] = {}
+    slots = {
+        name_of[key]: {slot: encode(value, f"{name_of[key]}.{slot}", tensors) for slot, value in values.items()}
+        for key, values in state_dict["state"].items()
+    }
+    settings = [
+        {key: encode(value, f"param_groups.{index}.{key}", tensors) for key, value in group.items()}
+        | {"params": [name_of[key] for key in group["params"]]}
+        for index, group in enumerate(groups)
+    ]
+    return tensors, {"param_groups": settings, "state": slots}
+
+
+def unflatten_optimizer(
+    tensors: Mapping[str, Tensor], state: Mapping[str, Any], names: Names | None = None
+) -> dict[str, Any]:
+    """The state_dict that `flatten_optimizer` took apart: numbered in the order of `names`, or by name without them."""
+    groups = state["param_groups"] if names is None else regroup(state["param_groups"], names)
+    ordered = [name for group in groups for name in group["params"]]
+    key_of: dict[str, Any] = {name: name if names is None else index for index, name in enumerate(ordered)}
+    return {
+        "state": {
+            key_of[name]: {slot: decode(value, tensors) for slot, value in slots.items()}
+            for name, slots in state["state"].items()
+        },
+        "param_groups": [
+            {key: decode(value, tensors) for key, value in group.items()}
+            | {"params": [key_of[name] for name in group["params"]]}
+            for group in groups
+        ],
+    }
+
+
+def restore_optimizer(
+    optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
+    """Load a flattened state into an optimiser, matching parameters by name and taking over their memory layout."""
+    optimizer.load_state_dict(unflatten_optimizer(tensors, state, parameter_names(model, optimizer)))
+    for parameter, slots in optimizer.state.items():
+        for slot, value in slots.items():
+            # Files hold plain row order; a channels-last weight whose averages are not would leave the fast path.
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                slots[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def regroup(groups: Sequence[Mapping[str, Any]], names: Names) -> list[dict[str, Any]]:
+    """The groups of a flattened state with their parameters in another order; raises unless they are the same."""
+    saved, wanted = [set(group["params"]) for group in groups], [set(group) for group in names]
+    if saved != wanted:
+        missing, extra = set().union(*wanted) - set().union(*saved), set().union(*saved) - set().union(*wanted)
+        raise ValueError(
+            f"the saved optimiser state has {len(saved)} groups and this optimiser {len(wanted)}; "
+            f"without a saved state: {some(missing)}; saved but not here: {some(extra)}. "
+            "Resume with the model and optimiser settings of the run that was saved."
+        )
+    return [reorder(group, order) for group, order in zip(groups, names, strict=True)]
+
+
+def reorder(group: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    moved = {"params": list(names)}
+    if "param_names" in group:  # The optimiser's own list runs parallel to its parameters.
+        own = dict(zip(group["params"], group["param_names"], strict=True))
+        moved["param_names"] = [own[name] for name in names]
+    return {**group, **moved}
+
+
+def some(names: set[str]) -> str:
+    shown = sorted(names)[:3]
+    return (", ".join(shown) + (", …" if len(names) > len(shown) else "")) or "none"
+
+
+def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON that keeps tuples apart from lists; a tensor goes to `tensors` under `key`."""
+    if isinstance(value, Tensor):
+        tensors[key] = value
+        return {"tensor": key}
+    if isinstance(value, tuple | list):
+        items = [encode(item, f"{key}.{index}", tensors) for index, item in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, str | int | float | None):
+        return value
+    raise ValueError(f"{key} of the optimiser is a {type(value).__name__}; only numbers, text and tensors can be kept")
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match value:
+        case {"tensor": key}:
+            return tensors[key]
+        case {"tuple": items}:
+            return tuple(decode(item, tensors) for item in items)
+        case list():
+            return [decode(item, tensors) for item in value]
+    return value
+
+
+def rng_state(generators: Mapping[str, torch.Generator] | None = None) -> Flat:
+    """Every global random state, torch's on each device, numpy's and python's, and those of named generators."""
+    version, words, gauss = random.getstate()
+    tensors = {"torch": torch.get_rng_state(), "python": torch.tensor(words)}
+    state: dict[str, Any] = {"python": {"version": version, "gauss": gauss}}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{index}": value for index, value in enumerate(torch.cuda.get_rng_state_all())}
+    if torch.backends.mps.is_available():
+        tensors["mps"] = torch.mps.get_rng_state()
+    if numpy := import_numpy():
+        kind, key, position, has_gauss, gauss = numpy.random.get_state()
+        tensors["numpy"] = torch.from_numpy(key.astype("int64"))
+        state["numpy"] = {"kind": kind, "position": position, "has_gauss": has_gauss, "gauss": gauss}
+    tensors |= {f"generator.{name}": generator.get_state() for name, generator in (generators or {}).items()}
+    return tensors, state
+
+
+def restore_rng(
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    generators: Mapping[str, torch.Generator] | None = None,
+) -> None:
+    """Set every random state that `rng_state` took; those of devices that are not here are left out."""
+    torch.set_rng_state(tensors["torch"])
+    random.setstate((state["python"]["version"], tuple(tensors["python"].tolist()), state["python"]["gauss"]))
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if f"cuda.{index}" in tensors:
+            torch.cuda.set_rng_state(tensors[f"cuda.{index}"], index)
+    if torch.backends.mps.is_available() and "mps" in tensors:
+        torch.mps.set_rng_state(tensors["mps"])
+    if (numpy := import_numpy()) and "numpy" in tensors:
+        saved, key = state["numpy"], tensors["numpy"].numpy().astype("uint32")
+        numpy.random.set_state((saved["kind"], key, saved["position"], saved["has_gauss"], saved["gauss"]))
+    for name, generator in (generators or {}).items():
+        generator.set_state(tensors[f"generator.{name}"])
+
+
+def import_numpy() -> Any:
+    """numpy, or None: torch runs without it, and then nothing draws from it."""
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy

@@ -1,0 +1,276 @@
+"""The laws of sampling: exact scores give the right data, and an image depends on its seed alone."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from functools import partial
+
+import diffusers
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from scalelong.diffusion import SAMPLERS, SCHEDULES, DiffusionProcess, build_schedule, noise_predictor, sample, to_uint8
+from scalelong.diffusion.sampling import Predictor, solver_indices
+from scalelong.models import UViT
+
+MEAN, STD = 0.3, 0.2
+# Steps, and the share of the standard deviation that they may miss: the error of the discretisation, by order.
+BUDGETS = {"ddim": (100, 0.03), "ddpm": (200, 0.04), "dpm-solver++": (50, 0.02)}
+KINDS = list(itertools.product(SCHEDULES, ["discrete", "continuous"]))
+
+kinds = pytest.mark.parametrize("kind", KINDS, ids="-".join)
+samplers = pytest.mark.parametrize("sampler", SAMPLERS)
+
+
+def build(kind: tuple[str, str] = ("linear", "discrete"), prediction="epsilon", num_steps: int = 1000):
+    schedule = build_schedule(kind[0], time=kind[1], num_steps=num_steps)  # type: ignore[arg-type]
+    return DiffusionProcess(schedule, prediction)
+
+
+def gaussian_predictor(process: DiffusionProcess, std: float = STD) -> Predictor:
+    """What a perfect network predicts when every pixel of the data is N(MEAN, std²)."""
+
+    def predict(x: Tensor, fed: Tensor) -> Tensor:
+        t = fed / 999 if process.schedule.is_continuous else fed
+        log_signal = process.schedule.log_alpha_bar(t).reshape(-1, 1, 1, 1)
+        alpha, variance = torch.exp(log_signal / 2), -torch.expm1(log_signal)
+        surprise = (x - alpha * MEAN) / (alpha**2 * std**2 + variance)
+        return process.target(MEAN + alpha * std**2 * surprise, variance.sqrt() * surprise, t)
+
+    return predict
+
+
+def seeded_noise(seeds: range, *shape: int) -> Tensor:
+    return torch.stack([torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+# Exact scores
+
+
+@kinds
+@samplers
+def test_the_exact_score_of_gaussian_data_gives_its_mean_and_deviation(kind, sampler: str) -> None:
+    process, (steps, missing) = build(kind), BUDGETS[sampler]
+    images = sample(
+        gaussian_predictor(process), process, (1, 32, 32), seeds=range(32), steps=steps, sampler=sampler, clip=False
+    )
+    # Standard error 0.001; the sqrt-linear schedule ends at ᾱ = 0.005, so that starting without a mean costs 0.005.
+    assert images.mean().item() == pytest.approx(MEAN, abs=0.01)
+    assert images.std().item() == pytest.approx(STD, rel=missing)
+
+
+def flow_to_data(process: DiffusionProcess, noise: Tensor, std: float) -> Tensor:
+    """Where the probability flow of N(MEAN, std²) takes the noise: it keeps the number of deviations from the mean."""
+    signal = process.schedule.alphas_cumprod[-1].item()
+    return MEAN + std * (noise - signal**0.5 * MEAN) / (signal * std**2 + 1 - signal) ** 0.5
+
+
+@pytest.mark.parametrize("time", ["discrete", "continuous"])
+@pytest.mark.parametrize(("sampler", "order"), [("ddim", 1), ("dpm-solver++", 2)])
+def test_twice_the_steps_divide_the_error_by_two_to_the_solver_s_order(sampler: str, order: int, time: str) -> None:
+    process, noise, std = build(("linear", time)), seeded_noise(range(4), 1, 8, 8), 0.5
+    draw = partial(
+        sample, gaussian_predictor(process, std), process, noise, seeds=range(4), sampler=sampler, clip=False
+    )
+    exact = flow_to_data(process, noise, std)
+    errors = [(draw(steps=steps) - exact).abs().mean().item() for steps in (10, 20, 40, 80)]
+    assert all(coarse / fine > 0.95 * 2**order for coarse, fine in itertools.pairwise(errors)), errors
+
+
+@samplers
+def test_every_prediction_of_one_network_gives_the_same_image(sampler: str) -> None:
+    images = []
+    for prediction in ("epsilon", "x0", "v"):
+        process = build(prediction=prediction)
+        images.append(sample(gaussian_predictor(process), process, (1, 8, 8), seeds=[5], sampler=sampler))
+    # The noisiest x_0 is recovered from ε with a factor of 1/sqrt(ᾱ) = 157 on float32's rounding.
+    torch.testing.assert_close(images[0], images[1], atol=1e-4, rtol=0)
+    torch.testing.assert_close(images[0], images[2], atol=1e-4, rtol=0)
+
+
+# diffusers
+
+
+def plain_loop(scheduler, predict: Predictor, x: Tensor, generators: list[torch.Generator] | None = None) -> Tensor:
+    """Sampling as diffusers' pipelines write it."""
+    for t in scheduler.timesteps:
+        x = scheduler.step(predict(x, t.expand(len(x))), t, x, generator=generators).prev_sample
+    return x
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize(("ours", "theirs"), [("epsilon", "epsilon"), ("x0", "sample"), ("v", "v_prediction")])
+@pytest.mark.parametrize("sampler", ["ddpm", "dpm-solver++"])
+def test_sampling_is_the_plain_loop_of_diffusers(sampler: str, ours: str, theirs: str) -> None:
+    process = build(prediction=ours)
+    kind = {"ddpm": diffusers.DDPMScheduler, "dpm-solver++": diffusers.DPMSolverMultistepScheduler}[sampler]
+    scheduler = kind(prediction_type=theirs, **({"clip_sample": False} if sampler == "ddpm" else {}))
+    scheduler.set_timesteps(timesteps=solver_indices(process, 30))
+    generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+    noise = torch.stack([torch.randn(3, 8, 8, generator=generator) for generator in generators])
+    expected = plain_loop(scheduler, gaussian_predictor(process), noise, generators)
+    images = sample(
+        gaussian_predictor(process), process, (3, 8, 8), seeds=range(3), steps=30, sampler=sampler, clip=False
+    )
+    torch.testing.assert_close(images, expected, atol=1e-4, rtol=0)
+
+
+def test_ddim_is_that_of_diffusers_where_its_strides_are_even() -> None:
+    process = build(num_steps=40)
+    scheduler = diffusers.DDIMScheduler(num_train_timesteps=40, clip_sample=False)
+    scheduler.set_timesteps(40)
+    noise = seeded_noise(range(3), 3, 8, 8)
+    expected = plain_loop(scheduler, gaussian_predictor(process), noise)
+    images = sample(gaussian_predictor(process), process, noise, seeds=range(3), steps=40, clip=False)
+    torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
+
+
+# One seed, one image
+
+
+@samplers
+@pytest.mark.parametrize("kind", [("linear", "discrete"), ("cosine", "continuous")], ids="-".join)
+def test_an_image_is_the_same_whatever_the_batch(kind, sampler: str) -> None:
+    process = build(kind)
+    draw = partial(sample, gaussian_predictor(process), process, (3, 5, 5), steps=10, sampler=sampler)
+    seeds = [11, 7, 3, 8, 42]
+    together = draw(seeds=seeds)
+    assert torch.equal(together, torch.cat([draw(seeds=[seed]) for seed in seeds]))
+    assert torch.equal(together, torch.cat([draw(seeds=seeds[:2]), draw(seeds=seeds[2:])]))
+    assert torch.equal(together.flip(0), draw(seeds=seeds[::-1]))
+    assert len({image.sum().item() for image in together}) == len(seeds)
+
+
+@samplers
+def test_neither_the_global_generator_nor_given_noise_changes_an_image(sampler: str) -> None:
+    process, seeds = build(), range(3)
+    draw = partial(sample, gaussian_predictor(process), process, seeds=seeds, steps=10, sampler=sampler)
+    drawn = draw((1, 8, 8))
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    assert torch.equal(draw(seeded_noise(seeds, 1, 8, 8)), drawn)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(draw(torch.zeros(3, 1, 8, 8)), drawn)
+
+
+# The solver's times
+
+
+@given(steps=st.integers(1, 1000))
+def test_solver_indices_fall_from_the_noisiest_to_the_cleanest_without_repeats(steps: int) -> None:
+    indices = solver_indices(build(), steps)
+    assert len(set(indices)) == len(indices) == steps
+    assert indices == sorted(indices, reverse=True)
+    assert indices[0] == 999 and (steps == 1 or indices[-1] == 0)
+
+
+def test_the_cosine_schedule_starts_where_noise_can_still_be_told_from_the_image() -> None:
+    process = build(("cosine", "discrete"))
+    first = solver_indices(process, 50)[0]
+    signal = process.schedule.alphas_cumprod
+    assert first < 999 and 3e-5 < signal[first] < 6e-5 < 2 * signal[first]
+    assert solver_indices(process, 1000) == list(range(999, -1, -1))
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"), [("discrete", [999, 444, 111, 0]), ("continuous", [1.0, 0.445, 0.112, 0.001])]
+)
+def test_the_network_is_fed_the_times_that_it_was_trained_on(time: str, expected: list[float]) -> None:
+    process, fed = build(("linear", time)), []
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        assert t.shape == (2,) and (t == t[0]).all()
+        fed.append(t[0])
+        return torch.zeros_like(x)
+
+    sample(predict, process, (1, 4, 4), seeds=[0, 1], steps=4)
+    trained = process.model_time(torch.tensor(expected))
+    torch.testing.assert_close(torch.stack(fed), trained, atol=0, rtol=1e-6)
+
+
+# The edges
+
+
+@samplers
+def test_clipping_keeps_every_estimate_and_the_image_within_the_range_of_the_data(sampler: str) -> None:
+    process = build(prediction="x0")
+    draw = partial(sample, process=process, start=(1, 4, 4), seeds=[0], sampler=sampler)
+    clipped = draw(lambda x, t: 3 * x)
+    assert clipped.abs().max() <= 1
+    assert torch.equal(clipped, draw(lambda x, t: (3 * x).clamp(-1, 1)))
+    assert draw(lambda x, t: torch.full_like(x, 3.0), clip=False).min() > 2.9
+
+
+@samplers
+def test_a_network_in_half_precision_is_sampled_in_single_precision(sampler: str) -> None:
+    process = build()
+    exact = gaussian_predictor(process)
+    draw = partial(sample, process=process, start=(1, 8, 8), seeds=[0], sampler=sampler)
+    images = draw(lambda x, t: exact(x, t).bfloat16())
+    assert images.dtype == torch.float32
+    torch.testing.assert_close(images, draw(exact), atol=0.02, rtol=0)  # bfloat16 rounds ε by up to 0.008
+
+
+def test_progress_counts_every_step() -> None:
+    process, seen = build(), []
+    sample(
+        gaussian_predictor(process), process, (1, 4, 4), seeds=[0], steps=3, progress=lambda *done: seen.append(done)
+    )
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def tiny_uvit() -> torch.nn.Module:
+    return UViT(8, 2, in_chans=1, embed_dim=16, depth=2, num_heads=2)
+
+
+def tiny_unet() -> torch.nn.Module:
+    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
+    return diffusers.UNet2DModel(8, 1, 1, layers_per_block=1, norm_num_groups=4, add_attention=False, **blocks)
+
+
+@pytest.mark.parametrize("make", [tiny_uvit, tiny_unet])
+@pytest.mark.parametrize("time", ["discrete", "continuous"])
+def test_networks_of_both_call_styles_are_sampled_without_gradients(make, time: str) -> None:
+    model = make().eval()
+    images = sample(noise_predictor(model), build(("linear", time)), (1, 8, 8), seeds=[1, 2], steps=3)
+    assert images.shape == (2, 1, 8, 8) and not images.requires_grad
+    x, t = torch.randn(2, 1, 8, 8), torch.tensor([3, 900])
+    output = model(x, t)
+    assert torch.equal(noise_predictor(model)(x, t), output if make is tiny_uvit else output.sample)
+
+
+@given(level=st.integers(0, 255))
+def test_every_grey_level_survives_the_way_to_the_network_and_back(level: int) -> None:
+    assert to_uint8(torch.tensor(level / 127.5 - 1)).item() == level
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": "ddmi"}, "no sampler 'ddmi'; known: ddim, ddpm, dpm-solver"),
+        ({"steps": 0}, "steps must be between 1 and 1000, the schedule's number of times, got 0"),
+        ({"steps": 1001}, "got 1001"),
+        ({"seeds": []}, "expected at least one seed, got 0"),
+        ({"start": torch.zeros(3, 1, 4, 4)}, "expected 3 seeds for as many noises, got 1"),
+    ],
+)
+def test_bad_input_is_refused_with_what_to_do(options: dict, message: str) -> None:
+    arguments = {"start": (1, 4, 4), "seeds": [0], **options}
+    with pytest.raises(ValueError, match=message):
+        sample(gaussian_predictor(build()), build(), **arguments)
+
+
+def test_without_diffusers_sampling_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(ImportError, match=r"pip install 'scalelong\[train\]'"):
+        sample(gaussian_predictor(build()), build(), (1, 4, 4), seeds=[0])
+
+
+def test_importing_diffusion_does_not_import_diffusers() -> None:
+    code = "import sys, scalelong.diffusion; sys.exit('diffusers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
