@@ -272,8 +272,8 @@ def assert_fails(result: Any, message: str) -> None:
     ("arguments", "message"),
     [
         ("inspect cifar10-uvit-s3", "unknown preset .* did you mean 'cifar10-uvit-s2'.*improved-imagenet64-unet"),
-        ("inspect cifar10-uvit-s2 --kappa 1.5", r"kappa must be a number in \(0, 1\], got 1.5"),
-        ("inspect cifar10-uvit-s2 --kappa nan", r"kappa must be a number in \(0, 1\], got nan"),
+        ("inspect cifar10-uvit-s2 --kappa 1.5", r"kappa must lie in \(0, 1\], got 1.5"),
+        ("inspect cifar10-uvit-s2 --kappa nan", r"kappa must be a finite number, got nan"),
         ("inspect cifar10-uvit-s2 --kappa half", "Invalid value for '--kappa'"),
         ("inspect cifar10-uvit-s2 --kapa 0.5", "No such option: --kapa"),
         ("inspect cifar10-uvit-s2 --method csr", "unknown method 'csr'. Did you mean 'cs'"),

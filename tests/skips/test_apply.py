@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from scalelong import (
+    AbsorbedScalingWarning,
     Argument,
     Channels,
     SkipScaling,
@@ -189,12 +192,20 @@ def test_preserved_weights_that_were_trained_are_multiplied_back_on_undo() -> No
 
 SITE = SkipSite(1, "out_blocks.2", Argument(1, "skip"), width=17)
 BAD_INPUT = [
-    ({"method": "cs", "kappa": 0.0}, r"kappa must be a number in \(0, 1\], got 0.0"),
-    ({"method": "cs", "kappa": 1.2}, r"kappa must be a number in \(0, 1\], got 1.2"),
-    ({"method": "cs", "kappa": float("nan")}, "kappa must be a number"),
-    ({"method": "cs", "kappa": "0.7"}, "kappa must be a number"),
-    ({"method": "learned-kappa", "init": -1.0}, "init must be a number"),
-    ({"method": "uniform", "value": float("inf")}, "value must be a positive number"),
+    ({"method": "cs", "kappa": 0.0}, r"kappa must lie in \(0, 1\], got 0.0"),
+    ({"method": "cs", "kappa": 1.2}, r"kappa must lie in \(0, 1\], got 1.2"),
+    ({"method": "cs", "kappa": float("nan")}, "kappa must be a finite number, got nan"),
+    ({"method": "cs", "kappa": "0.7"}, "kappa must be a finite number, got '0.7'"),
+    ({"method": "cs", "kappa": True}, "kappa must be a finite number, got True"),
+    ({"method": "cs", "kappa": 1e-50}, "so small that the innermost coefficient becomes 0"),
+    ({"method": "learned-kappa", "init": -1.0}, r"init must lie in \(0, 1\], got -1.0"),
+    ({"method": "uniform", "value": float("inf")}, "value must be a finite number"),
+    ({"method": "uniform", "value": -1}, "value must be positive"),
+    ({"method": "learnable", "init": None}, "init must be a finite number, got None"),
+    ({"method": "CS"}, "unknown method 'CS'. Did you mean 'cs'"),
+    ({"method": 5}, "unknown method 5"),
+    ({"method": nn.Linear}, "unknown method"),
+    ({"method": "cs", "sites": ["out_blocks.0"]}, "takes SkipSites, or indices of skips"),
     ({"method": "ls", "ratio": 0}, "ratio must be a positive integer"),
     ({"method": "ls", "activation": "gelu"}, "activation must be one of relu, elu, mish"),
     ({"method": "ls", "gate": "tokens"}, "gate must be 'width' or 'channels'"),
@@ -209,6 +220,8 @@ BAD_INPUT = [
     ({"method": "cs", "sites": [SITE, SITE]}, "two sites on one skip"),
     ({"method": "cs", "sites": [SITE, replace(SITE, index=2)]}, "two sites on one skip"),
     ({"method": "cs", "sites": [SITE, replace(SITE, consumer="out_blocks.0")]}, "two sites on one skip"),
+    ({"method": "cs", "sites": [SITE, replace(SITE, index=2, entry=Argument(name="skip"))]}, "two sites on one skip"),
+    ({"method": "cs", "sites": [SITE, replace(SITE, index=2, entry=Argument(position=1))]}, "two sites on one skip"),
     ({"method": "cs", "sites": [replace(SITE, consumer="out_blocks.9")]}, "does not have"),
     ({"method": "cs", "sites": [SITE], "where": "after-norm"}, "needs to know what reads skip 1"),
     ({"method": "ls", "preserve": True}, "depend on the input"),
@@ -246,19 +259,38 @@ def test_a_scaling_with_nan_coefficients_is_refused() -> None:
         scale_skips(uvit(), Broken)
 
 
-def test_a_model_that_is_already_scaled_through_a_parent_is_refused() -> None:
-    class Wrapper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = uvit()
+class Wrapper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = uvit()
 
-    wrapper = scale_skips(Wrapper(), "cs")
-    with pytest.raises(ValueError, match="already scaled through another module"):
-        scale_skips(wrapper.net, "cs")
-    unscale_skips(wrapper)
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.net(x, t)
+
+
+def test_scaling_through_a_wrapper_belongs_to_the_network_inside() -> None:
+    wrapper, inputs = Wrapper().eval(), images()
+    plain = wrapper(*inputs)
+    scaled = scale_skips(wrapper, "ls")(*inputs)
+    twin = copy.deepcopy(wrapper.net)
+    assert any(name.startswith("skip_scaling.") for name, _ in twin.named_parameters())
+    with pytest.raises(RuntimeError, match="skip_scaling"):
+        uvit().load_state_dict(wrapper.net.state_dict())
+    assert torch.equal(twin(*inputs), scaled)
+    assert torch.equal(unscale_skips(twin)(*inputs), plain)
     scale_skips(wrapper.net, "cs")
-    with pytest.raises(ValueError, match="already scaled through another module"):
-        scale_skips(wrapper, "cs")
+    assert torch.equal(unscale_skips(wrapper)(*inputs), plain)
+
+
+def test_a_model_that_is_already_scaled_through_a_parent_is_refused() -> None:
+    wrapper, inputs = Wrapper().eval(), images()
+    plain = wrapper(*inputs)
+    scale_skips(wrapper, "cs", sites=find_skips(wrapper))
+    for verb in (unscale_skips, fuse_skips, lambda model: scale_skips(model, "cs")):
+        with pytest.raises(ValueError, match="already scaled through another module, which holds it"):
+            verb(wrapper.net)
+    scale_skips(wrapper, "cs")
+    assert torch.equal(unscale_skips(wrapper.net)(*inputs), plain)
 
 
 def test_a_model_with_an_attribute_of_that_name_is_refused() -> None:
@@ -332,3 +364,215 @@ def test_bad_block_scaling_is_explained(call: dict, message: str) -> None:
         scale_blocks(uvit(), **call)
     with pytest.raises(ValueError, match="scale_blocks is for UViT"):
         scale_blocks(TheoryUNet(8, 2), "rezero")
+
+
+@pytest.mark.parametrize("kappa", [1, np.float32(0.5), np.float64(0.5), torch.tensor(0.5)])
+def test_constants_are_float32_whatever_number_they_were_given_as(kappa: float) -> None:
+    model = scale_skips(uvit(), "cs", kappa=kappa)
+    assert model.skip_scaling.coefficients.dtype == torch.float32
+    other = scale_skips(uvit(), "cs", kappa=0.7)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model.skip_scaling.coefficients, other.skip_scaling.coefficients)
+
+
+@pytest.mark.parametrize("method, option", [("uniform", "value"), ("learnable", "init"), ("norm", "init")])
+def test_a_whole_number_is_a_number(method: str, option: str) -> None:
+    state = scale_skips(uvit(), method, **{option: 1}).skip_scaling.state_dict()
+    assert {value.dtype for name, value in state.items() if name != "signature"} == {torch.float32}
+
+
+def test_sites_may_be_any_iterable() -> None:
+    model = uvit()
+    scale_skips(model, "cs", sites=(index for index in (1, 2)))
+    assert [len(block._forward_pre_hooks) for block in model.out_blocks] == [0, 1, 1]
+    scale_skips(model, "cs", sites=iter(find_skips(model)))
+    assert [len(block._forward_pre_hooks) for block in model.out_blocks] == [1, 1, 1]
+
+
+def test_reversed_scaling_of_some_skips_counts_all_of_them() -> None:
+    full = scale_skips(uvit(), "cs-reversed", kappa=0.5).skip_scaling.coefficients
+    some = scale_skips(uvit(), "cs-reversed", kappa=0.5, sites=[1, 2]).skip_scaling.coefficients
+    assert torch.equal(some, full[:2])
+
+
+def test_a_shared_block_is_one_consumer() -> None:
+    model = uvit()
+    model.out_blocks[1] = model.out_blocks[0]
+    with pytest.raises(ValueError, match="two sites on one skip"):
+        scale_skips(model, "cs")
+
+
+def test_weights_that_two_skips_share_are_not_fused() -> None:
+    model = uvit()
+    model.out_blocks[1].skip_linear = model.out_blocks[0].skip_linear
+    scale_skips(model, "cs")
+    with pytest.raises(ValueError, match="is read by the same weight"):
+        fuse_skips(model)
+
+
+class Decoder(nn.Module):
+    """Reads a joined tensor of 8 channels, of which 4 are the skip, with one layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, joined: Tensor) -> Tensor:
+        return self.layer(joined)
+
+
+def decoder(layer: nn.Module) -> tuple[nn.Module, list[SkipSite]]:
+    site = SkipSite(1, "decoder", Channels(4, 8), width=4, readers=("decoder.layer",))
+    return nn.ModuleDict({"decoder": Decoder(layer)}), [site]
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(8, 6, 3), nn.ConvTranspose2d(8, 6, 3)])
+def test_every_kind_of_convolution_is_fused_along_its_input_channels(layer: nn.Module) -> None:
+    model, sites = decoder(layer)
+    joined = torch.randn(2, 8, 5, 5)
+    scaled = scale_skips(model, "uniform", value=0.5, sites=sites)["decoder"](joined)
+    torch.testing.assert_close(fuse_skips(model)["decoder"](joined), scaled)
+
+
+class Doubled(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2
+
+
+@pytest.mark.parametrize(
+    "layer, reason",
+    [
+        (nn.Conv2d(8, 8, 1, groups=2), "is a grouped convolution"),
+        (Doubled(8, 8, 1), "is not a plain Linear or convolution"),
+        (nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1)), "is not a plain Linear or convolution"),
+        (nn.ReLU(), "is not a plain Linear or convolution"),
+    ],
+)
+def test_a_layer_that_no_weight_can_imitate_is_not_fused(layer: nn.Module, reason: str) -> None:
+    model, sites = decoder(layer)
+    scale_skips(model, "uniform", value=0.5, sites=sites)
+    with pytest.raises(ValueError, match=reason):
+        fuse_skips(model)
+
+
+def test_a_hand_written_site_whose_reader_is_a_norm_is_scaled_after_it() -> None:
+    model, sites = decoder(nn.GroupNorm(2, 8))
+    joined = torch.randn(2, 8, 5, 5)
+    expected = model["decoder"](joined).clone()
+    expected[:, 4:] *= 0.5
+    scale_skips(model, "uniform", value=0.5, sites=sites, where="after-norm")
+    assert torch.equal(model["decoder"](joined), expected)
+    with pytest.warns(AbsorbedScalingWarning):
+        scale_skips(model, "uniform", value=0.5, sites=sites)
+
+
+def test_ls_after_a_norm_weighs_what_came_before_it() -> None:
+    model, sites = decoder(nn.GroupNorm(2, 8))
+    joined = torch.randn(2, 8, 5, 5) + torch.arange(8.0)[:, None, None]
+    expected = model["decoder"](joined).clone()
+    scale_skips(model, "ls", sites=sites, where="after-norm", ratio=1)
+    expected[:, 4:] *= model.skip_scaling.coefficient(1, joined[:, 4:])
+    torch.testing.assert_close(model["decoder"](joined), expected)
+
+
+def test_a_concatenated_input_in_half_precision_stays_in_half_precision() -> None:
+    model, sites = decoder(nn.Identity())
+    for method in ("cs", "ls", Vector):
+        scale_skips(model, method, sites=sites)
+        assert model["decoder"](torch.randn(2, 8, 5, 5).bfloat16()).dtype == torch.bfloat16
+
+
+class Vector(SkipScaling):
+    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+        return torch.full((1, skip.shape[1], *[1] * (skip.ndim - 2)), 0.5)
+
+
+def test_a_vector_of_float32_coefficients_does_not_promote_a_half_precision_skip() -> None:
+    model, (x, t) = scale_skips(uvit().bfloat16(), Vector), images()
+    assert model(x.bfloat16(), t).dtype == torch.bfloat16
+
+
+def test_a_coefficient_may_be_a_plain_number() -> None:
+    class Plain(Halve):
+        def coefficient(self, index: int, skip: Tensor) -> float:
+            return 0.5
+
+    model, inputs = uvit(), images()
+    expected = scale_skips(model, Halve)(*inputs)
+    assert torch.equal(scale_skips(model, Plain)(*inputs), expected)
+
+
+def test_an_instance_made_for_fewer_skips_is_refused() -> None:
+    model = uvit()
+    with pytest.raises(ValueError, match="was made for 2 skips, but skip 3 is to be scaled"):
+        scale_skips(model, Halve(find_skips(model)[:2]))
+
+
+def test_pooling_is_computed_in_float32_from_a_half_precision_skip() -> None:
+    scaling, skip = scale_skips(uvit(), "ls").skip_scaling, torch.randn(2, 17, 32).half()
+    assert torch.equal(scaling.coefficient(1, skip), scaling.coefficient(1, skip.float()).half())
+
+
+MISMATCHES = [
+    ({"method": "ls"}, {"method": "ls", "activation": "mish"}),
+    ({"method": "cs"}, {"method": "uniform"}),
+    ({"method": "cs"}, {"method": "cs", "sites": [3]}),
+]
+
+
+@pytest.mark.parametrize("saved, loaded", MISMATCHES)
+def test_weights_of_another_scaling_are_refused_by_name(saved: dict, loaded: dict) -> None:
+    state = scale_skips(uvit(), **saved).state_dict()
+    with pytest.raises(RuntimeError, match="the weights were scaled as '.*', this model as '.*'"):
+        scale_skips(uvit(), **loaded).load_state_dict(state)
+
+
+def test_even_a_scaling_without_state_leaves_its_mark_in_the_checkpoint() -> None:
+    with pytest.raises(RuntimeError, match="skip_scaling.signature"):
+        uvit().load_state_dict(scale_skips(uvit(), Halve).state_dict())
+
+
+def test_preserved_weights_are_restored_after_their_parameters_were_replaced() -> None:
+    model, inputs = uvit(), images()
+    plain = model(*inputs)
+    scale_skips(model, "cs", kappa=0.7, preserve=True)
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    assert torch.equal(unscale_skips(model)(*inputs), plain)
+
+
+def test_preserving_refuses_weights_that_would_overflow() -> None:
+    model = uvit().half()
+    nn.init.constant_(model.out_blocks[0].skip_linear.weight, 100.0)
+    with pytest.raises(ValueError, match="would overflow out_blocks.0.skip_linear.weight"):
+        scale_skips(model, "cs", kappa=0.01, preserve=True)
+    assert (model.out_blocks[0].skip_linear.weight == 100).all()
+
+
+def test_a_model_scaled_in_inference_mode_can_be_trained_afterwards() -> None:
+    model, inputs = uvit(), images()
+    with torch.inference_mode():
+        scale_skips(model, "ls")
+    model(*inputs).sum().backward()
+    assert model.skip_scaling.gates["width17"].excite.weight.grad is not None
+
+
+def test_a_real_model_can_be_scaled_while_another_device_is_the_default() -> None:
+    model, inputs = uvit(), images()
+    with torch.device("meta"):
+        scale_skips(model, "cs", kappa=0.5)
+    assert model(*inputs).device.type == "cpu"
+
+
+def test_a_refused_call_leaves_the_order_of_all_hooks_as_it_was() -> None:
+    model = scale_skips(uvit(), "cs")
+    block = model.out_blocks[0]
+    block.register_forward_pre_hook(lambda module, args: None)
+    before = list(block._forward_pre_hooks)
+    with pytest.raises(ValueError):
+        scale_skips(model, "cs", kappa=7)
+    assert list(block._forward_pre_hooks) == before
+
+
+def test_something_that_is_no_module_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not a torch module; of a pipeline pass its network"):
+        scale_skips(object(), "cs")

@@ -254,3 +254,64 @@ def test_tracing_leaves_weights_buffers_modes_hooks_and_random_state_as_they_wer
 
 def test_tracing_needs_no_memory_for_weights_or_activations_on_the_meta_device() -> None:
     assert places(UNet().to("meta"), picture().to("meta")) == INLINE
+
+
+class Refining(nn.Module):
+    """A shallow UNet whose skips pass through a network of their own on their way."""
+
+    def __init__(self, refine: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.middle = nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.outer, self.inner = refine(8), refine(16)
+        self.up, self.last = JoiningBlock(48, 16), JoiningBlock(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        second = self.second(first)
+        return self.last(self.up(self.middle(second), self.inner(second)), self.outer(first))
+
+
+class JoiningBlock(nn.Module):
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, out, 3, padding=1)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        larger = nn.functional.interpolate(x, scale_factor=2)
+        return self.conv(torch.cat([larger, skip], dim=1)).relu()
+
+
+class ResidualPath(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = (layer(x) + x).relu()
+        return x
+
+
+class ChannelGate(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.mix(x.mean((2, 3))).sigmoid()[:, :, None, None]
+
+
+@pytest.mark.parametrize("refine", [ResidualPath, ChannelGate])
+def test_a_skip_that_is_refined_on_its_way_is_not_taken_for_the_trunk(refine: type[nn.Module]) -> None:
+    sites = trace_skips(Refining(refine), picture())
+    assert [(site.consumer, str(site.entry), site.width) for site in sites] == [("last", "skip", 8), ("up", "skip", 16)]
+
+
+@pytest.mark.parametrize("method", ["cs", "ls", "norm"])
+def test_tracing_a_scaled_model_again_finds_the_same_sites(method: str) -> None:
+    model = Refining(ResidualPath).eval()
+    before = find_skips(model, picture())
+    scale_skips(model, method, example_inputs=picture())
+    assert find_skips(model, picture()) == before
+    assert len(model.up._forward_pre_hooks) == 1

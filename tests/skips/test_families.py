@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from families.family import Family
 from families.oracle import skips_seen
 from families.zoo import FAMILIES, NOT_UNETS
-from scalelong import METHODS, AbsorbedScalingWarning, find_skips, fuse_skips, scale_skips, unscale_skips
+from scalelong import METHODS, AbsorbedScalingWarning, SkipScaling, find_skips, fuse_skips, scale_skips, unscale_skips
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
 ignore_absorption = pytest.mark.filterwarnings("ignore::scalelong.AbsorbedScalingWarning")
 METHOD_NAMES = [name for name in METHODS if name != "none"]
+
+
+def scaling_in(model: nn.Module) -> Any:
+    """The scaling of a model, which belongs to the network inside if the model wraps one."""
+    return next(module for module in model.modules() if isinstance(module, SkipScaling))
 
 
 @every_family
@@ -77,7 +84,7 @@ def test_a_deep_copy_is_scaled_by_its_own_copy_of_the_method(family: Family) -> 
     scale_skips(model, "uniform", value=0.5)
     scaled = family.run(model, inputs)
     twin = copy.deepcopy(model)
-    model.skip_scaling.coefficients.fill_(1.0)
+    scaling_in(model).coefficients.fill_(1.0)
     assert torch.equal(family.run(twin, inputs), scaled)
     assert not torch.equal(family.run(model, inputs), scaled)
 
@@ -89,7 +96,7 @@ def test_every_parameter_of_a_learned_method_gets_a_gradient(family: Family, met
     # A narrow ReLU may be dead at the start; ELU never is.
     scale_skips(model, method, **({"ratio": 2, "activation": "elu"} if method == "ls" else {}))
     family.run(model, inputs).square().mean().backward()
-    for name, parameter in model.skip_scaling.named_parameters():
+    for name, parameter in scaling_in(model).named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 

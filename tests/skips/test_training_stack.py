@@ -17,7 +17,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from scalelong import METHODS, find_skips, scale_skips, unscale_skips
+from scalelong import METHODS, find_skips, scale_blocks, scale_skips, unscale_skips
 from scalelong.models import UViT
 
 METHOD_NAMES = [name for name in METHODS if name != "none"]
@@ -98,6 +98,16 @@ def compile_in_place(model: nn.Module) -> nn.Module:
 def compile_one_block(model: Any) -> nn.Module:
     model.out_blocks[0] = torch.compile(model.out_blocks[0], backend="eager")
     return model
+
+
+def test_scaling_a_model_that_was_given_to_torch_compile_raises_until_the_compiled_one_is_gone() -> None:
+    model = uvit()
+    compiled = torch.compile(model, backend="eager")
+    for verb in (scale_skips, lambda model, _: scale_blocks(model, "rezero")):
+        with pytest.raises(ValueError, match="already wrapped by torch.compile"):
+            verb(model, "cs")
+    del compiled
+    scale_skips(model, "cs")
 
 
 @pytest.mark.parametrize(
@@ -217,6 +227,24 @@ def test_constant_scaling_needs_at_most_one_copy_of_the_largest_skip_more_memory
     scaled = peak_memory(scale_skips(model, "cs"), inputs)
     largest_skip = (4 * 257 * 32 if name == "uvit" else 2 * 16 * 32 * 32) * 4
     assert scaled - plain <= largest_skip
+
+
+def test_adapters_of_the_gates_are_trained() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(
+        scale_skips(uvit(), "ls", activation="elu"), LoraConfig(target_modules=["squeeze", "excite"])
+    )
+    adapted(*images()).square().mean().backward()
+    gradients = [p.grad for name, p in adapted.named_parameters() if "lora_B" in name]
+    assert len(gradients) == 2 and all(gradient is not None and gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_a_scaled_model_runs_on_the_meta_device(method: str) -> None:
+    with torch.device("meta"):
+        model, (x, t) = scale_skips(uvit(), method), images()
+    assert model(x, t).shape == x.shape
 
 
 def test_a_wrapped_model_is_found_inside_its_wrapper() -> None:

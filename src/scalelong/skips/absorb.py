@@ -80,8 +80,8 @@ def warn_if_absorbed(model: nn.Module, sites: Sequence[SkipSite], constants: Ten
     if typical < MOSTLY:
         warnings.warn(
             f"{len(scaled)} of {len(sites)} skips of {type(model).__name__} enter a normalisation that cancels a "
-            f"constant: {typical:.1%} of the scaling survives it (median, on unit-variance features), the rest acts only "
-            'through the shortcut beside the norm. Use where="after-norm", or method "ls"; see docs/models.md.',
+            f"constant: {typical:.1%} of the scaling survives it (median, on unit-variance features), the rest acts "
+            'only through the shortcut beside the norm. Use where="after-norm", or method "ls"; see docs/models.md.',
             AbsorbedScalingWarning,
             stacklevel=3,
         )

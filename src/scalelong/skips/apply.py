@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from .absorb import warn_if_absorbed
-from .find import ExampleInputs, find_skips, refuse_wrapped
+from .choose import choose_sites
+from .find import ExampleInputs, refuse_wrapped
 from .fuse import Preserved, Slice, cannot_fold, foldable_slices
 from .hooks import NormOutputHook, attached_hooks, detach_hooks, plan_hooks
 from .scaling import METHODS, SkipScaling
-from .site import Channels, SkipSite
+from .site import SkipSite
 
 Model = TypeVar("Model", bound=nn.Module)
 Method = str | type[SkipScaling] | SkipScaling
@@ -26,7 +27,7 @@ def scale_skips(
     model: Model,
     method: Method,
     *,
-    sites: Sequence[SkipSite | int] | None = None,
+    sites: Iterable[SkipSite | int] | None = None,
     example_inputs: ExampleInputs | None = None,
     where: str = "input",
     preserve: bool = False,
@@ -49,32 +50,38 @@ def scale_skips(
     refuse_foreign(model)
     if where not in ("input", "after-norm"):
         raise ValueError(f'where must be "input" or "after-norm", got {where!r}')
-    chosen = choose_sites(model, sites, example_inputs)
-    scaling = make_scaling(method, chosen, options)
+    choice = choose_sites(model, sites, example_inputs)
+    network, chosen = choice.network, choice.sites
+    refuse_taken_name(network)
+    with torch.inference_mode(False):
+        scaling = make_scaling(method, chosen, options, choice.num_skips)
     if scaling is None:
         return unscale_skips(model)
-    check_constants(scaling)
-    planned = [pair for site in chosen for pair in plan_hooks(model, site, scaling, where)]
-    divided = preservable(model, chosen, scaling, where) if preserve else []
+    check_scaling(scaling, chosen)
+    planned = [pair for site in chosen for pair in plan_hooks(network, site, scaling, where)]
+    preserved = plan_preservation(network, chosen, scaling, where) if preserve else []
     if where == "input":
-        warn_if_absorbed(model, chosen, scaling.constants())
+        warn_if_absorbed(network, chosen, scaling.constants())
+    scaling.sign([site.index for site in chosen], where)
+    follow_model(scaling, network.get_submodule(chosen[0].consumer))
     unscale_skips(model)
-    model.add_module(NAME, scaling.train(model.training))
-    follow_model(scaling, model.get_submodule(chosen[0].consumer))
+    network.add_module(NAME, scaling.train(network.training))
     for module, hook in planned:
         hook.attach(module)
-    scaling.preserved = [Preserved(part, coefficient) for part, coefficient in divided]
+        hook.preserved = [part for part in preserved if part.index == hook.site.index]
+    for part in preserved:
+        part.divide(network)
     return model
 
 
 def unscale_skips(model: Model) -> Model:
     """Remove the scaling; the model computes to the bit what it did before. Does nothing on an unscaled model."""
     refuse_foreign(model)
-    scaling = scaling_of(model)
-    if scaling is not None:
-        for part in scaling.preserved:
-            part.restore()
-        remove(model)
+    for network, scaling in scaled_networks(model):
+        constants = scaling.constants()
+        for part in {id(part): part for _, hook in attached_hooks(network) for part in hook.preserved}.values():
+            part.restore(network, part.coefficient if constants is None else constants[part.index - 1].item())
+        remove(network)
     return model
 
 
@@ -84,77 +91,85 @@ def fuse_skips(model: Model) -> Model:
 
     Raises, with the reason, where that is not exact: a gate depends on its input, or a norm comes first.
     """
-    scaling = scaling_of(model)
-    if scaling is None:
+    refuse_foreign(model)
+    networks = scaled_networks(model)
+    if not networks:
         raise ValueError(f"{type(model).__name__} has no scaled skips to fuse; call scale_skips first.")
-    hooks = [hook for _, hook in attached_hooks(model)]
-    sites = list({hook.site.index: hook.site for hook in hooks}.values())
-    where = "after-norm" if any(isinstance(hook, NormOutputHook) for hook in hooks) else "input"
-    for part, coefficient in folds(model, sites, scaling, where):
-        part.values.mul_(coefficient)
-    remove(model)
+    for network, scaling in networks:
+        hooks = [hook for _, hook in attached_hooks(network)]
+        sites = list({hook.site.index: hook.site for hook in hooks}.values())
+        where = "after-norm" if any(isinstance(hook, NormOutputHook) for hook in hooks) else "input"
+        for part, coefficient, _ in folds(network, sites, scaling, where):
+            part.of(network).mul_(coefficient)
+        remove(network)
     return model
 
 
-def scaling_of(model: nn.Module) -> SkipScaling | None:
-    scaling = model._modules.get(NAME)
-    return scaling if isinstance(scaling, SkipScaling) else None
+def scaled_networks(model: nn.Module) -> list[tuple[nn.Module, SkipScaling]]:
+    """The modules at or below `model` that hold a scaling, with it."""
+    held = [(module, module._modules.get(NAME)) for module in model.modules()]
+    return [(module, scaling) for module, scaling in held if isinstance(scaling, SkipScaling)]
 
 
-def remove(model: nn.Module) -> None:
-    detach_hooks(model)
-    delattr(model, NAME)
+def remove(network: nn.Module) -> None:
+    detach_hooks(network)
+    delattr(network, NAME)
 
 
-def folds(model: nn.Module, sites: Sequence[SkipSite], scaling: SkipScaling, where: str) -> list[tuple[Slice, float]]:
-    """Every weight slice to multiply, with its coefficient; raises before anything is changed."""
+def folds(
+    network: nn.Module, sites: Sequence[SkipSite], scaling: SkipScaling, where: str
+) -> list[tuple[Slice, float, int]]:
+    """Every weight slice to multiply, its coefficient and its skip; raises before anything is changed."""
     constants = scaling.constants()
     if constants is None:
         raise cannot_fold(sites[0], f"the coefficients of {type(scaling).__name__} depend on the input")
-    return [(part, constants[site.index - 1].item()) for site in sites for part in foldable_slices(model, site, where)]
+    found, users = [], {}
+    for site in sites:
+        for part in foldable_slices(network, site, where):
+            other = users.setdefault(id(network.get_parameter(part.path)), site)
+            if other is not site:
+                raise cannot_fold(site, f"skip {other.index} is read by the same weight, {part.path}")
+            found.append((part, constants[site.index - 1].item(), site.index))
+    return found
 
 
-def preservable(
-    model: nn.Module, sites: Sequence[SkipSite], scaling: SkipScaling, where: str
-) -> list[tuple[Slice, float]]:
-    parts = folds(model, sites, scaling, where)
-    if any(coefficient == 0 for _, coefficient in parts):
+def plan_preservation(
+    network: nn.Module, sites: Sequence[SkipSite], scaling: SkipScaling, where: str
+) -> list[Preserved]:
+    parts = folds(network, sites, scaling, where)
+    if any(coefficient == 0 for _, coefficient, _ in parts):
         raise ValueError("preserve=True cannot divide weights by a coefficient of 0; start from another init=")
-    return parts
+    return [Preserved(network, part, coefficient, index) for part, coefficient, index in parts]
 
 
-def make_scaling(method: Method, sites: Sequence[SkipSite], options: dict[str, Any]) -> SkipScaling | None:
+def make_scaling(
+    method: Method, sites: Sequence[SkipSite], options: dict[str, Any], num_skips: int | None = None
+) -> SkipScaling | None:
+    """The scaling for these sites; a method with an option `num_skips` is told how many the model has in all."""
     if isinstance(method, SkipScaling):
         if options:
             raise ValueError(f"options {sorted(options)} cannot be applied to an instance; set them when making it")
         return method
-    kind = named_method(method) if isinstance(method, str) else method
-    accepted = [] if kind is None else list(inspect.signature(kind).parameters)[1:]
+    kind = named_method(method)
+    parameters = [] if kind is None else list(inspect.signature(kind).parameters.values())[1:]
+    accepted = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
     unknown = [name for name in options if name not in accepted]
-    if unknown:
+    if unknown and len(accepted) == len(parameters):
         allowed = ", ".join(accepted) or "none"
-        raise ValueError(
-            f"method {method!r} has no option {unknown[0]!r}. Its options: {allowed}.{hint(unknown[0], accepted)}"
-        )
+        closest = hint(unknown[0], accepted)
+        raise ValueError(f"method {method!r} has no option {unknown[0]!r}. Its options: {allowed}.{closest}")
+    if "num_skips" in accepted and num_skips is not None:
+        options = {"num_skips": num_skips} | options
     return None if kind is None else kind(sites, **options)
 
 
-def check_constants(scaling: SkipScaling) -> None:
-    constants = scaling.constants()
-    if constants is None or constants.is_meta:
-        return
-    if constants.shape != (scaling.num_skips,) or not constants.isfinite().all():
-        raise ValueError(
-            f"{type(scaling).__name__} needs one finite coefficient for each of {scaling.num_skips} skips, "
-            f"got {constants.tolist()}"
-        )
-
-
-def named_method(name: str) -> type[SkipScaling] | None:
-    if name not in METHODS:
-        methods = ", ".join(METHODS)
-        raise ValueError(f"unknown method {name!r}.{hint(name, list(METHODS))} Methods: {methods}, or a SkipScaling.")
-    return METHODS[name]
+def named_method(method: Method) -> type[SkipScaling] | None:
+    if isinstance(method, type) and issubclass(method, SkipScaling):
+        return method
+    if not isinstance(method, str) or method not in METHODS:
+        closest, methods = hint(str(method).lower(), list(METHODS)), ", ".join(METHODS)
+        raise ValueError(f"unknown method {method!r}.{closest} Methods: {methods}, or a SkipScaling.")
+    return METHODS[method]
 
 
 def hint(name: str, known: list[str]) -> str:
@@ -162,77 +177,33 @@ def hint(name: str, known: list[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def choose_sites(
-    model: nn.Module, sites: Sequence[SkipSite | int] | None, example_inputs: ExampleInputs | None
-) -> list[SkipSite]:
-    """The sites to scale, checked against the model."""
-    if sites is None or any(isinstance(site, int) for site in sites):
-        found = find_unscaled(model, example_inputs)
-    else:
-        found = []
-    chosen = found if sites is None else [pick(site, found) for site in sites]
-    if not chosen:
-        raise ValueError("sites=[] scales nothing; leave it out to scale every skip that find_skips finds")
-    for order, site in enumerate(chosen):
-        check_site(model, site)
-        for other in chosen[:order]:
-            refuse_same_skip(site, other)
-    return chosen
-
-
-def find_unscaled(model: nn.Module, example_inputs: ExampleInputs | None) -> list[SkipSite]:
-    """`find_skips` with the model's own scaling out of the way, so that a trace sees the plain model."""
-    hooks = detach_hooks(model)
-    try:
-        return find_skips(model, example_inputs)
-    finally:
-        for module, hook in hooks:
-            hook.attach(module)
-
-
-def pick(site: SkipSite | int, found: Sequence[SkipSite]) -> SkipSite:
-    if isinstance(site, SkipSite):
-        return site
-    for candidate in found:
-        if candidate.index == site:
-            return candidate
-    raise ValueError(f"there is no skip {site}; this model has skips 1 (outermost) to {len(found)} (innermost)")
-
-
-def check_site(model: nn.Module, site: SkipSite) -> None:
-    for path in (site.consumer, *site.readers):
-        try:
-            model.get_submodule(path)
-        except AttributeError:
-            raise ValueError(
-                f"skip {site.index} names the module {path!r}, which {type(model).__name__} does not have; "
-                "see [name for name, _ in model.named_modules()]"
-            ) from None
-
-
-def refuse_same_skip(site: SkipSite, other: SkipSite) -> None:
-    same_place = site.consumer == other.consumer and (site.entry == other.entry or overlap(site, other))
-    if site.index == other.index or same_place:
+def check_scaling(scaling: SkipScaling, sites: Sequence[SkipSite]) -> None:
+    """Raise if the scaling was made for fewer skips, or has constants that are no finite numbers."""
+    name, needed = type(scaling).__name__, max(site.index for site in sites)
+    if scaling.num_skips < needed:
+        raise ValueError(f"this {name} was made for {scaling.num_skips} skips, but skip {needed} is to be scaled")
+    constants = scaling.constants()
+    if constants is None or constants.is_meta:
+        return
+    if constants.shape != (scaling.num_skips,) or not constants.isfinite().all():
         raise ValueError(
-            f"two sites on one skip: {site.index} at {site.consumer!r} ({site.entry}) and "
-            f"{other.index} at {other.consumer!r} ({other.entry}). Give each skip one site and an index of its own."
+            f"{name} needs one finite coefficient for each of {scaling.num_skips} skips, got {constants.tolist()}"
         )
 
 
-def overlap(site: SkipSite, other: SkipSite) -> bool:
-    a, b = site.entry, other.entry
-    return isinstance(a, Channels) and isinstance(b, Channels) and a.start < b.stop and b.start < a.stop
+def refuse_taken_name(network: nn.Module) -> None:
+    own = network._modules.get(NAME)
+    if hasattr(type(network), NAME) or (own is not None and not isinstance(own, SkipScaling)):
+        raise ValueError(f"{type(network).__name__} already has an attribute {NAME!r} of its own, which scaling needs.")
 
 
 def refuse_foreign(model: nn.Module) -> None:
-    """Raise if the name is taken, or if the skips are already scaled through a parent or a child of this module."""
-    own = model._modules.get(NAME)
-    if hasattr(type(model), NAME) or (own is not None and not isinstance(own, SkipScaling)):
-        raise ValueError(f"{type(model).__name__} already has an attribute {NAME!r} of its own, which scaling needs.")
-    if any(hook.scaling is not own for _, hook in attached_hooks(model)):
+    """Raise if the skips are scaled through a module that holds this one, whose scaling is not ours to remove."""
+    own = [scaling for _, scaling in scaled_networks(model)]
+    if any(all(hook.scaling is not scaling for scaling in own) for _, hook in attached_hooks(model)):
         raise ValueError(
-            f"the skips of {type(model).__name__} are already scaled through another module that holds or is held by "
-            "it. Call unscale_skips there first, so that the scaling is not applied twice."
+            f"the skips of {type(model).__name__} are already scaled through another module, which holds it. "
+            "Call unscale_skips there first, so that the scaling is not applied twice."
         )
 
 

@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from .find import refuse_wrapped
+
 Model = TypeVar("Model", bound=nn.Module)
 NAME = "block_scaling"
 
@@ -20,7 +22,7 @@ class BlockScaling(nn.Module):
         if tau is None:
             self.factors = nn.Parameter(torch.zeros(branches))
         else:
-            self.register_buffer("factors", torch.full((branches,), tau))
+            self.register_buffer("factors", torch.full((branches,), float(tau)))
 
 
 class BranchHook:
@@ -35,6 +37,7 @@ class BranchHook:
 
 def scale_blocks(model: Model, method: str, *, tau: float | None = None) -> Model:
     """Scale every residual branch of a U-ViT: "rezero" (learnable from 0) or "stable" (the constant `tau`)."""
+    refuse_wrapped(model)
     check_method(method, tau)
     branches = residual_branches(model)
     unscale_blocks(model)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from itertools import takewhile
-from math import prod
+from math import inf, prod
+from operator import and_
 
 from .record import Call, Record, Value
 from .site import Channels
@@ -49,13 +51,29 @@ def all_joins(record: Record) -> Iterator[Join]:
     for result, value in enumerate(record.values):
         if len(value.parts) < 2:
             continue
-        # The trunk is the part that more has happened to; a skip at most was cropped or projected.
-        trunk = max((part.value for part in value.parts), key=lambda part: record.lineage(part).bit_count())
+        parts = [part.value for part in value.parts]
+        shared = reduce(and_, map(record.lineage, parts))
+        trunk = max(parts, key=lambda part: trunk_likeness(record, part, shared))
         for part in value.parts:
             origin = latest_common(record, part.value, trunk)
             if part.value != trunk and origin is not None:
                 scope = scope_of(record, origin, trunk, result)
                 yield Join(origin, part.value, trunk, result, part.channels, scope)
+
+
+def trunk_likeness(record: Record, part: int, shared: int) -> tuple[float, int]:
+    """How much a part looks like the trunk: it came through the lowest resolution, else more has happened to it.
+
+    `shared` is what all parts were made from. A skip may be projected, gated or refined on its way, but keeps its size.
+    """
+    lineage, dims = record.lineage(part), len(record.values[part].shape)
+    own = (record.values[n].shape for n in bits(lineage & ~shared))
+    sizes = [prod(shape[2:]) for shape in own if len(shape) == dims > 3 and prod(shape[2:]) > 1]
+    return -min(sizes, default=inf), lineage.bit_count()
+
+
+def bits(mask: int) -> Iterator[int]:
+    return (n for n in range(mask.bit_length()) if mask >> n & 1)
 
 
 def latest_common(record: Record, skip: int, trunk: int) -> int | None:

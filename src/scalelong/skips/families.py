@@ -289,7 +289,10 @@ def segmentation_models_pytorch(model: Any) -> list[Fields] | None:
         total = base(block.conv1[0]).in_channels
         if total > trunk:
             plain = isinstance(getattr(block.attention1, "attention", None), nn.Identity)
-            readers, entry = ("conv1.0",) if plain else (), argument(block, "skip_connection")
+            readers, entry = (
+                ("conv1.0",) if plain else (),
+                argument(block, "skip_connection" if takes(block, "skip_connection") else "skip"),
+            )
             sites.append(concatenated(block, f"decoder.blocks.{i}", trunk, total, readers, entry=entry))
         trunk = base(block.conv2[0]).out_channels
     return sites

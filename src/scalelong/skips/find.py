@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .families import FAMILIES, Fields, Rule
+from .hooks import hooks_detached
 from .site import SkipSite, number_from_innermost
 from .trace import trace_skips
 
@@ -34,12 +36,19 @@ def find_skips(model: nn.Module, example_inputs: ExampleInputs | None = None) ->
     >>> [site.consumer for site in find_skips(UViT(img_size=8, embed_dim=32, depth=4, num_heads=2))]
     ['out_blocks.1', 'out_blocks.0']
     """
-    refuse_wrapped(model)
-    sites = known_skips(model)
+    path, sites = locate_skips(model, example_inputs)
+    return [site.below(path) for site in sites]
+
+
+def locate_skips(model: nn.Module, example_inputs: ExampleInputs | None) -> tuple[str, list[SkipSite]]:
+    """The path of the network that has the skips, and its skips, outermost first."""
+    refuse_other_objects(model)
+    path, sites = known_skips(model)
     if not sites and example_inputs is not None:
-        sites = trace_skips(model, example_inputs)
+        with hooks_detached(model):
+            path, sites = "", trace_skips(model, example_inputs)
     if sites:
-        return sites
+        return path, sites
     known = "; ".join(FAMILIES)
     raise ValueError(
         f"no long skip connections found in {type(model).__name__}. Known families: {known}. "
@@ -47,8 +56,8 @@ def find_skips(model: nn.Module, example_inputs: ExampleInputs | None = None) ->
     )
 
 
-def known_skips(model: nn.Module) -> list[SkipSite]:
-    """Skips of the one known model at or below `model`; empty if there is none."""
+def known_skips(model: nn.Module) -> tuple[str, list[SkipSite]]:
+    """Path and skips of the one known model at or below `model`; no skips if there is none."""
     found = list(outermost_known(model))
     if len(found) > 1:
         names = ", ".join(repr(path) for path, _ in found)
@@ -56,7 +65,7 @@ def known_skips(model: nn.Module) -> list[SkipSite]:
             f"{type(model).__name__} holds {len(found)} models with long skips ({names}). "
             "Scale the one you train, e.g. scale_skips(model.get_submodule(...), ...)."
         )
-    return [site.below(path) for path, fields in found for site in number_from_innermost(fields)]
+    return (found[0][0], number_from_innermost(found[0][1])) if found else ("", [])
 
 
 def outermost_known(model: nn.Module, path: str = "") -> Iterator[tuple[str, list[Fields]]]:
@@ -80,13 +89,34 @@ def apply_rule(rule: Rule, model: nn.Module) -> list[Fields]:
 
 def refuse_wrapped(model: nn.Module) -> None:
     """Raise if the model is already compiled or distributed, where a hook would come too late."""
+    refuse_other_objects(model)
     for module in model.modules():
         names = {kind.__name__ for kind in type(module).__mro__}
         wrapper = next((label for name, label in WRAPPERS.items() if name in names), None)
         if wrapper is None and getattr(module, "_compiled_call_impl", None) is not None:
             wrapper = "torch.compile"
         if wrapper is not None:
-            raise ValueError(
-                f"{type(model).__name__} is already wrapped by {wrapper}, which would not see the scaling. "
-                f"Scale the plain model first, then apply {wrapper}."
-            )
+            raise already_wrapped(model, wrapper)
+    # A module does not know that torch.compile was given it; a second look after collecting spares a dead wrapper.
+    if compiled_elsewhere(model):
+        gc.collect()
+    if compiled_elsewhere(model):
+        raise already_wrapped(model, "torch.compile")
+
+
+def refuse_other_objects(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"{type(model).__name__} is not a torch module; of a pipeline pass its network, e.g. pipe.unet"
+        )
+
+
+def compiled_elsewhere(model: nn.Module) -> bool:
+    return any(isinstance(holder, dict) and holder.get("_orig_mod") is model for holder in gc.get_referrers(model))
+
+
+def already_wrapped(model: nn.Module, wrapper: str) -> ValueError:
+    return ValueError(
+        f"{type(model).__name__} is already wrapped by {wrapper}, which would not see the scaling. "
+        f"Scale the plain model first, then apply {wrapper}."
+    )

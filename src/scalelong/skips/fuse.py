@@ -23,33 +23,46 @@ CASTING = ("GroupNorm32", "FP32LayerNorm")
 
 @dataclass(frozen=True)
 class Slice:
-    """The part of one weight that multiplies a skip: `channels` along `dim`."""
+    """The part of one weight that multiplies a skip: `channels` along `dim` of the parameter at `path`.
 
-    weight: nn.Parameter
+    A path rather than the parameter, which loading with assign=True or sharding would replace.
+    """
+
+    path: str
     channels: Channels
     dim: int
 
-    @property
-    def values(self) -> Tensor:
-        return self.weight.data.narrow(self.dim, self.channels.start, len(self.channels))
+    def of(self, model: nn.Module) -> Tensor:
+        return model.get_parameter(self.path).data.narrow(self.dim, self.channels.start, len(self.channels))
 
 
 class Preserved:
     """Weights that `preserve=True` divided by a coefficient, with their values before, so that undo is bit-exact."""
 
-    def __init__(self, part: Slice, coefficient: float) -> None:
-        self.part, self.coefficient = part, coefficient
-        self.before = part.values.clone()
-        part.values.div_(coefficient)
+    def __init__(self, model: nn.Module, part: Slice, coefficient: float, index: int) -> None:
+        self.part, self.coefficient, self.index = part, coefficient, index
+        self.before = part.of(model).clone()
+        if not self.divided(self.before).isfinite().all():
+            raise ValueError(f"preserve=True would overflow {part.path} when dividing it by {coefficient:.3g}")
 
-    def restore(self) -> None:
-        values, before = self.part.values, self.before.to(self.part.values)
-        untrained = torch.equal(values, before / self.coefficient)
-        values.copy_(before if untrained else values * self.coefficient)
+    def divided(self, values: Tensor) -> Tensor:
+        return values / self.coefficient
+
+    def divide(self, model: nn.Module) -> None:
+        self.part.of(model).copy_(self.divided(self.before))
+
+    def restore(self, model: nn.Module, coefficient: float) -> None:
+        """Undo the division; weights that were trained since keep the function that `coefficient` gives them."""
+        values = self.part.of(model)
+        before = self.before.to(values)
+        untrained = coefficient == self.coefficient and torch.equal(values, self.divided(before))
+        values.copy_(before if untrained else values * coefficient)
 
 
 def foldable_slices(model: nn.Module, site: SkipSite, where: str) -> list[Slice]:
     """Every weight slice that a coefficient of this site can be folded into; raises, with the reason, if it cannot."""
+    if site.joined is None and site.readers:
+        raise cannot_fold(site, "its site does not say where in its readers' input it lies; give it joined=")
     if site.joined is None:
         raise cannot_fold(site, "it is added to the trunk, not concatenated, so no weight reads it alone")
     if not site.readers:
@@ -66,13 +79,12 @@ def reader_slices(model: nn.Module, site: SkipSite, joined: Channels, reader: st
         affine = runs_as(module, AFFINE) or (isinstance(module, AFFINE) and kind in CASTING)
         if not affine or module.weight is None:
             raise cannot_fold(site, f"{reader} ({kind}) has no scale of its own to fold into")
-        return [Slice(parameter, joined, 0) for parameter in module.parameters(recurse=False)]
-    if not runs_as(module, LINEAR) or hasattr(module, "parametrizations"):
+        return [Slice(f"{reader}.{name}", joined, 0) for name, _ in module.named_parameters(recurse=False)]
+    if not runs_as(module, LINEAR) or module._parameters.get("weight") is None:
         raise cannot_fold(site, f"{reader} ({kind}) is not a plain Linear or convolution (merge adapters first)")
     if isinstance(module, _ConvNd) and module.groups != 1:
         raise cannot_fold(site, f"{reader} ({kind}) is a grouped convolution")
-    weight = model.get_parameter(f"{reader}.weight")
-    return [Slice(weight, joined, 0 if isinstance(module, _ConvTransposeNd) else 1)]
+    return [Slice(f"{reader}.weight", joined, 0 if isinstance(module, _ConvTransposeNd) else 1)]
 
 
 def runs_as(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,13 @@ def pool_all_but(skip: Tensor, dim: int) -> Tensor:
     """Global average pooling over all dimensions but the batch and `dim`; float32, shape (B, skip.shape[dim])."""
     pooled = [d for d in range(1, skip.ndim) if d != dim]
     return skip.mean(dim=pooled, dtype=torch.float32) if pooled else skip.float()
+
+
+class Linear32(nn.Linear):
+    """A Linear that computes in float32 whatever the precision of its weights."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.float(), self.bias.float())
 
 
 class Gate(nn.Module, ABC):
@@ -40,7 +48,7 @@ class Gate(nn.Module, ABC):
                 f"this gate weighs {self.width} positions but the skip has {pooled.shape[1]}: the resolution changed. "
                 'Use scale_skips(..., "ls", gate="channels"), which does not depend on it.'
             )
-        with torch.autocast(pooled.device.type, enabled=False):
+        with nullcontext() if pooled.is_meta else torch.autocast(pooled.device.type, enabled=False):
             return torch.sigmoid(self.logits(pooled))
 
 
@@ -51,15 +59,14 @@ class SqueezeExcite(Gate):
         super().__init__(width)
         hidden = max(width // ratio, 1)
         self.activation = activation
-        self.squeeze = nn.Linear(width, hidden)
-        self.excite = nn.Linear(hidden, width)
+        self.squeeze = Linear32(width, hidden)
+        self.excite = Linear32(hidden, width)
         if init is not None:
             nn.init.zeros_(self.excite.weight)
             nn.init.constant_(self.excite.bias, math.log(init / (1 - init)))
 
     def logits(self, pooled: Tensor) -> Tensor:
-        hidden = ACTIVATIONS[self.activation](linear32(self.squeeze, pooled))
-        return linear32(self.excite, hidden)
+        return self.excite(ACTIVATIONS[self.activation](self.squeeze(pooled)))
 
 
 class InstanceEnhance(Gate):
@@ -73,7 +80,3 @@ class InstanceEnhance(Gate):
 
     def logits(self, pooled: Tensor) -> Tensor:
         return pooled * self.scale.float() + self.shift.float()
-
-
-def linear32(layer: nn.Linear, x: Tensor) -> Tensor:
-    return F.linear(x, layer.weight.float(), layer.bias.float())

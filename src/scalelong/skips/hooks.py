@@ -9,11 +9,13 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .fuse import Preserved
 from .scaling import SkipScaling
 from .site import Argument, Channels, SkipSite, is_norm
 
@@ -26,6 +28,7 @@ class SkipHook(ABC):
         self.scaling = scaling
         self.entry = entry
         self.parameters = parameters
+        self.preserved: list[Preserved] = []
 
     @abstractmethod
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
@@ -38,7 +41,10 @@ class SkipHook(ABC):
         return args[0] if args else kwargs[self.parameters[0]]
 
     def coefficient(self, skip: Tensor) -> Tensor:
-        coefficient = self.scaling.coefficient(self.site.index, skip)
+        # Called as a module, so that offloading, sharding and adapters of its parameters take part.
+        coefficient = self.scaling(self.site.index, skip)
+        if not isinstance(coefficient, Tensor):
+            return skip.new_tensor(coefficient)
         # A 0-dim tensor does not promote a half-precision skip, and keeps the coefficient's own precision.
         return coefficient if coefficient.ndim == 0 else coefficient.to(skip.dtype)
 
@@ -115,7 +121,7 @@ def scale_channels(joined: Tensor, coefficient: Tensor, channels: Channels) -> T
 
 def plan_hooks(model: nn.Module, site: SkipSite, scaling: SkipScaling, where: str) -> list[tuple[nn.Module, SkipHook]]:
     """The modules to hook for one site, and their hooks; nothing is attached yet."""
-    nothing_absorbs = bool(site.readers) and not site.absorbed
+    nothing_absorbs = bool(site.readers) and not any(is_norm(model.get_submodule(path)) for path in site.readers)
     if where == "input" or nothing_absorbs:
         kind = ArgumentHook if isinstance(site.entry, Argument) else ChannelsHook
         module = model.get_submodule(site.consumer)
@@ -145,16 +151,33 @@ def attached_hooks(model: nn.Module) -> Iterator[tuple[nn.Module, SkipHook]]:
                 yield module, hook
 
 
-def detach_hooks(model: nn.Module) -> list[tuple[nn.Module, SkipHook]]:
-    """Remove every skip hook at or below `model`; returns what was removed."""
-    found = list(attached_hooks(model))
-    for module, hook in found:
-        # Found by type rather than through stored handles, which a deep copy or a pickle would leave behind.
-        for hooks, flags in (
-            (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
-            (module._forward_hooks, module._forward_hooks_with_kwargs),
-        ):
-            for key in [key for key, value in hooks.items() if value is hook]:
+def detach_hooks(model: nn.Module) -> None:
+    """Remove every skip hook at or below `model`."""
+    # Found by type rather than through stored handles, which a deep copy or a pickle would leave behind.
+    for module in {module for module, _ in attached_hooks(model)}:
+        for hooks, flags in hook_tables(module):
+            for key in [key for key, value in hooks.items() if isinstance(value, SkipHook)]:
                 del hooks[key]
                 flags.pop(key, None)
-    return found
+
+
+@contextmanager
+def hooks_detached(model: nn.Module) -> Iterator[None]:
+    """The model without its skip hooks for a while; afterwards every hook is back in its old order."""
+    modules = {module for module, _ in attached_hooks(model)}
+    tables = [table for module in modules for pair in hook_tables(module) for table in pair]
+    before = [table.copy() for table in tables]
+    detach_hooks(model)
+    try:
+        yield
+    finally:
+        for table, entries in zip(tables, before, strict=True):
+            table.clear()
+            table.update(entries)
+
+
+def hook_tables(module: nn.Module) -> tuple[tuple[dict, dict], tuple[dict, dict]]:
+    return (
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        (module._forward_hooks, module._forward_hooks_with_kwargs),
+    )

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .fuse import Preserved
 from .gates import ACTIVATIONS, Gate, InstanceEnhance, SqueezeExcite, pool_all_but
 from .site import SkipSite
 
@@ -26,18 +26,54 @@ class SkipScaling(nn.Module, ABC):
     ...         return skip.new_tensor(0.5)
     """
 
+    signature: Tensor
+
     def __init__(self, sites: Sequence[SkipSite]) -> None:
         super().__init__()
-        self.num_skips = max(site.index for site in sites)
-        self.preserved: list[Preserved] = []
+        self.num_skips = innermost(sites)
+        self.register_buffer("signature", torch.zeros(0, dtype=torch.uint8, device="cpu"))
 
     @abstractmethod
-    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+    def coefficient(self, index: int, skip: Tensor) -> Tensor | float:
         """The factor of skip `index` (1 = outermost), a number or a shape that broadcasts over `skip` (B, C, …)."""
+
+    def forward(self, index: int, skip: Tensor) -> Tensor | float:
+        return self.coefficient(index, skip)
 
     def constants(self) -> Tensor | None:
         """Coefficients that do not depend on the input, shape (num_skips,), or None if they do."""
         return None
+
+    def settings(self) -> str:
+        """What must agree, besides the shapes, for weights trained with one scaling to mean the same in another."""
+        return type(self).__name__
+
+    def sign(self, indices: Sequence[int], where: str) -> None:
+        """Write into the state dict, as text, which skips are scaled, how and where."""
+        text = f"{self.settings()} {where} skips {','.join(map(str, sorted(indices)))}"
+        self.signature = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: Any,
+        local_metadata: Any,
+        strict: Any,
+        missing_keys: Any,
+        unexpected_keys: Any,
+        error_msgs: list[str],
+    ) -> None:
+        theirs, ours = signed(state_dict.get(f"{prefix}signature")), signed(self.signature)
+        if theirs is not None and ours is not None and theirs != ours:
+            error_msgs.append(f"the weights were scaled as {theirs!r}, this model as {ours!r}: scale it alike")
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def signed(signature: Tensor | None) -> str | None:
+    """The text of a signature, unless there is none or it has no values."""
+    return None if signature is None or signature.is_meta else bytes(signature.tolist()).decode(errors="replace")
 
 
 def constant_coefficients(num_skips: int, kappa: float) -> Tensor:
@@ -46,7 +82,11 @@ def constant_coefficients(num_skips: int, kappa: float) -> Tensor:
     >>> constant_coefficients(3, 0.5).tolist()
     [1.0, 0.5, 0.25]
     """
-    return torch.tensor([kappa**i for i in range(num_skips)])
+    return torch.tensor([float(kappa) ** i for i in range(num_skips)], dtype=torch.float32, device="cpu")
+
+
+def innermost(sites: Sequence[SkipSite]) -> int:
+    return max(site.index for site in sites)
 
 
 class ConstantScaling(SkipScaling):
@@ -69,34 +109,37 @@ class UniformScaling(ConstantScaling):
     """The same constant at every skip; 1/√2 by default."""
 
     def __init__(self, sites: Sequence[SkipSite], value: float = 1 / math.sqrt(2)) -> None:
-        require(math.isfinite(value) and value > 0, f"value must be a positive number, got {value}")
-        super().__init__(sites, torch.full((max(site.index for site in sites),), value))
+        value = as_number(value, "value")
+        require(value > 0, f"value must be positive, got {value}")
+        super().__init__(sites, torch.full((innermost(sites),), value, dtype=torch.float32, device="cpu"))
 
 
 class CS(ConstantScaling):
     """Constant scaling, kappa_i = kappa^(i-1) (Eq. 8): the outermost skip keeps 1."""
 
     def __init__(self, sites: Sequence[SkipSite], kappa: float = 0.7) -> None:
-        require_kappa(kappa)
-        super().__init__(sites, constant_coefficients(max(site.index for site in sites), kappa))
+        coefficients = constant_coefficients(innermost(sites), as_kappa(kappa))
+        require(coefficients[-1].item() > 0, f"kappa={kappa} is so small that the innermost coefficient becomes 0")
+        super().__init__(sites, coefficients)
 
 
 class CSReversed(ConstantScaling):
-    """kappa_i = kappa^(N-i+1): the outermost skip shrinks most. Worse than CS, kept as a control (Table 4)."""
+    """kappa_i = kappa^(N-i+1): the outermost skip shrinks most. Worse than CS, kept as a control (Table 4).
 
-    def __init__(self, sites: Sequence[SkipSite], kappa: float = 0.7) -> None:
-        require_kappa(kappa)
-        curve = constant_coefficients(max(site.index for site in sites) + 1, kappa)
-        super().__init__(sites, curve[1:].flip(0).contiguous())
+    `num_skips` is N; by default the innermost skip that is scaled.
+    """
+
+    def __init__(self, sites: Sequence[SkipSite], kappa: float = 0.7, num_skips: int | None = None) -> None:
+        curve = constant_coefficients((num_skips or innermost(sites)) + 1, as_kappa(kappa))
+        super().__init__(sites, curve[1:].flip(0)[: innermost(sites)].contiguous())
 
 
 class Learnable(SkipScaling):
     """One plain learnable number per skip (Table 2), from `init`."""
 
     def __init__(self, sites: Sequence[SkipSite], init: float = 1.0) -> None:
-        require(math.isfinite(init), f"init must be a finite number, got {init}")
         super().__init__(sites)
-        self.coefficients = nn.Parameter(torch.full((self.num_skips,), init))
+        self.coefficients = nn.Parameter(torch.full((self.num_skips,), as_number(init, "init"), dtype=torch.float32))
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
         return self.coefficients[index - 1]
@@ -109,10 +152,9 @@ class LearnedKappa(SkipScaling):
     """CS whose single kappa in (0, 1] is trained, so that it need not be picked by hand; `init` is its start."""
 
     def __init__(self, sites: Sequence[SkipSite], init: float = 0.7) -> None:
-        require_kappa(init, "init")
         super().__init__(sites)
         # kappa = exp(-|decay|) reaches 1 without a sigmoid's vanishing gradient, and bounces back from it.
-        self.decay = nn.Parameter(torch.tensor(-math.log(init)))
+        self.decay = nn.Parameter(torch.tensor(-math.log(as_kappa(init, "init")), dtype=torch.float32))
 
     @property
     def kappa(self) -> Tensor:
@@ -148,13 +190,17 @@ class LS(SkipScaling):
         require(isinstance(ratio, int) and ratio >= 1, f"ratio must be a positive integer, got {ratio}")
         require(activation in ACTIVATIONS, f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         require(gate in ("width", "channels"), f"gate must be 'width' or 'channels', got {gate!r}")
+        init = None if init is None else as_number(init, "init")
         require(init is None or 0 < init < 1, f"init must lie strictly between 0 and 1, got {init}")
         super().__init__(sites)
-        self.ratio, self.activation, self.init = ratio, activation, init
+        self.ratio, self.activation, self.init, self.gate = ratio, activation, init, gate
         self.dims = {site.index: 1 if gate == "width" else site.channel_dim for site in sites}
         self.keys = {site.index: self.share(site, site.width if gate == "width" else site.channels) for site in sites}
         widths = {self.keys[site.index]: site.width if gate == "width" else site.channels for site in sites}
         self.gates = nn.ModuleDict({key: self.make_gate(width) for key, width in widths.items()})
+
+    def settings(self) -> str:
+        return f"{type(self).__name__} {self.activation} gate={self.gate}"
 
     def share(self, site: SkipSite, width: int) -> str:
         """The name of the gate that serves a site."""
@@ -192,10 +238,9 @@ class RMSNormed(SkipScaling):
     """The skip divided by the root mean square of its channels at each position, times one learnable gain per skip."""
 
     def __init__(self, sites: Sequence[SkipSite], init: float = 1.0) -> None:
-        require(math.isfinite(init), f"init must be a finite number, got {init}")
         super().__init__(sites)
         self.dims = {site.index: site.channel_dim for site in sites}
-        self.gain = nn.Parameter(torch.full((self.num_skips,), init))
+        self.gain = nn.Parameter(torch.full((self.num_skips,), as_number(init, "init"), dtype=torch.float32))
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
         dim = self.dims[index]
@@ -224,7 +269,18 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def require_kappa(kappa: float, name: str = "kappa") -> None:
-    is_number = isinstance(kappa, (int, float)) and not isinstance(kappa, bool)
+def as_number(value: Any, name: str) -> float:
+    """The value as a finite float; numpy and torch scalars are numbers, texts and truth values are not."""
+    try:
+        number = math.nan if isinstance(value, (str, bool)) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    require(math.isfinite(number), f"{name} must be a finite number, got {value!r}")
+    return number
+
+
+def as_kappa(value: Any, name: str = "kappa") -> float:
+    number = as_number(value, name)
     advice = "the paper's range is 0.5 to 0.95, and 1 changes nothing"
-    require(is_number and 0 < kappa <= 1, f"{name} must be a number in (0, 1], got {kappa!r}; {advice}")
+    require(0 < number <= 1, f"{name} must lie in (0, 1], got {value!r}; {advice}")
+    return number

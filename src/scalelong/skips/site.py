@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,8 @@ class Argument:
     def __post_init__(self) -> None:
         if self.position is None and self.name is None:
             raise ValueError("Argument needs a position, a name, or both, to find the skip in the consumer's call")
+        if self.item is not None and self.item >= 0:
+            raise ValueError(f"Argument's item counts from the end, -1 being the last, got {self.item}")
 
     def __str__(self) -> str:
         where = self.name if self.name is not None else f"argument {self.position}"
@@ -103,7 +106,7 @@ class SkipSite:
 def is_norm(module: nn.Module) -> bool:
     """Whether the module normalises its input, judged by its class name (GroupNorm32, AdaGN, RMSNorm …)."""
     names = [kind.__name__.lower() for kind in type(module).__mro__]
-    return any("norm" in name or name == "adagn" for name in names)
+    return any(re.search(r"norm(\d+d?)?$|^adagn$", name) for name in names)
 
 
 def number_from_innermost(sites: list[dict[str, Any]]) -> list[SkipSite]:
