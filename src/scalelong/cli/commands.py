@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json as json_format
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
 from .. import METHODS, __version__
 from ..models import preset_names
+from . import training
+from .errors import fail, user_errors
 from .inspecting import inspect_model
 from .loading import load_model
 from .tables import print_inspection
@@ -27,7 +27,9 @@ Examples:
 
 ABOUT = f"""Train diffusion UNets stably by scaling their long skip connections.
 
-{EXAMPLES}"""
+{EXAMPLES}
+  scalelong train digits --set scaling.method=ls
+  scalelong sample runs/digits-ls"""
 
 INSPECT = f"""Show the long skips of a model and what a scaling method does to them; no weights are loaded.
 
@@ -50,20 +52,6 @@ class OneLineErrors(TyperGroup):
         except UsageError as error:
             fail(error.format_message())
         sys.exit(code)
-
-
-def fail(message: str) -> NoReturn:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
-    sys.exit(2)
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """For the part of a command that may fail because of what the user gave: one line instead of a traceback."""
-    try:
-        yield
-    except (ValueError, ImportError, OSError) as error:
-        fail(str(error))
 
 
 app = typer.Typer(cls=OneLineErrors, help=ABOUT, add_completion=False, pretty_exceptions_enable=False)
@@ -100,3 +88,8 @@ def inspect(
         typer.echo(json_format.dumps(asdict(inspection), indent=2))
     else:
         print_inspection(model, inspection)
+
+
+app.command(help=training.TRAIN)(training.train)
+app.command(help=training.SAMPLE)(training.sample)
+app.command(help=training.RECIPES)(training.recipes)

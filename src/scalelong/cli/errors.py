@@ -1,0 +1,43 @@
+"""How a command ends when it cannot do what was asked: one line on stderr, and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+
+def fail(message: str) -> NoReturn:
+    if is_first_process():
+        typer.echo(f"error: {' '.join(message.split())}", err=True)
+    sys.exit(2)
+
+
+def is_first_process() -> bool:
+    """Whether this process speaks for all that a launcher may have started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """For the part of a command that may fail because of what the user gave: one line instead of a traceback."""
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as error:
+        fail(str(error))
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """For imports of packages that come with an extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "scalelong":
+            raise
+        fail(f'this command needs {package}: pip install "scalelong[{extra}]"')

@@ -1,0 +1,143 @@
+"""The commands that train and that use a trained run: train, sample, recipes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .errors import fail, is_first_process, needs_extra, user_errors
+
+if TYPE_CHECKING:
+    from ..training import Config, Result
+
+TRAIN = """Train a recipe; the same command again, or --out alone, goes on where the run was stopped.
+
+The run's folder holds the resolved recipe, versions, metrics.jsonl, checkpoints and samples. Ctrl-C or SIGTERM: the
+step is finished and saved, and the exit code is 130 or 143; a second one ends the process at once. Exit code 2: the
+run could not be started or saved, and one line says why.
+
+\b
+Examples:
+  scalelong train
+  scalelong train digits --set scaling.method=ls --set optim.lr=1e-3
+  scalelong train my-recipe.yaml --out runs/mine --dry-run
+  scalelong train --out runs/mine
+  torchrun --nproc-per-node 8 -m scalelong train cifar10-tiny-uvit
+  accelerate launch -m scalelong train cifar10-tiny-uvit"""
+
+SAMPLE = """Draw images from a trained run: one PNG each, and a grid of all.
+
+\b
+Examples:
+  scalelong sample runs/digits-cs
+  scalelong sample runs/digits-cs -n 16 --steps 25 --seed 7 --weights raw"""
+
+RECIPES = """List the recipes that come with scalelong: parameters, data and steps.
+
+\b
+Example:
+  scalelong recipes"""
+
+Recipe = Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A name, or the path of a .yaml file; digits.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a recipe's value.")]
+Out = Annotated[Path | None, typer.Option(help="The run's folder; runs/<recipe>-<method> if not given.")]
+Resume = Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to begin; PATH is a checkpoint.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop; nothing is written.")]
+Weights = Annotated[str, typer.Option(metavar="ema|raw", help="The averaged weights, or those of the last step.")]
+
+
+@contextmanager
+def run_errors() -> Iterator[None]:
+    """What may go wrong in a run without being a mistake in the program: one line."""
+    with needs_extra("train"):
+        from ..training import CheckpointError, TrainingDiverged
+    try:
+        with user_errors():
+            yield
+    except (CheckpointError, TrainingDiverged) as error:
+        fail(str(error))
+
+
+def train(
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Resume = "auto",
+    dry_run: DryRun = False,
+) -> None:
+    with run_errors():
+        config = choose_recipe(recipe, overrides or [], out)
+        folder = out or Path("runs") / f"{config.name}-{config.scaling.method}"
+        if dry_run:
+            show_plan(config, folder, resume)
+            return
+        from ..training import train as run_training
+        from .display import choose_display
+
+        result = run_training(config, folder, resume, display=choose_display())
+    report(result)
+    if result.signal is not None:
+        sys.exit(128 + result.signal)
+
+
+def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) -> Config:
+    """The recipe that was named; else that of the run in the folder; else digits."""
+    from ..training import Run, load_recipe
+
+    if recipe is None and out is not None and Run(out).exists:
+        return load_recipe(Run(out).config_file, overrides)
+    return load_recipe(recipe or "digits", overrides)
+
+
+def show_plan(config: Config, folder: Path, resume: str) -> None:
+    from ..training import Run, find_start, summarise, to_yaml
+
+    start, summary = find_start(Run(folder), config, resume), summarise(config)
+    typer.echo(to_yaml(config), nl=False)
+    typer.echo(
+        f"# {summary.parameters:,} parameters, {summary.data}, steps {start.step} to {summary.steps}, in {folder}"
+    )
+
+
+def report(result: Result) -> None:
+    if not is_first_process():
+        return
+    again = f"scalelong train --out {result.folder}"
+    if result.finished and not result.trained:
+        typer.echo(
+            f"{result.folder} is finished: step {result.step} of {result.steps}; nothing was changed. "
+            f"To train longer: {again} --set training.steps={2 * result.steps}"
+        )
+    elif result.finished:
+        typer.echo(f"finished: {result.folder}. To draw more samples: scalelong sample {result.folder}")
+    else:
+        typer.echo(f"stopped and saved at step {result.step} of {result.steps}. To go on: {again}")
+
+
+def sample(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    count: Annotated[int, typer.Option("-n", min=1, help="How many images.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the solver.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="The first image's seed; the next has the next.")] = 0,
+    weights: Weights = "ema",
+) -> None:
+    with run_errors():
+        if weights not in ("ema", "raw"):
+            raise ValueError(f"--weights is ema or raw, not {weights!r}")
+        from ..training import sample_run
+
+        folder = sample_run(run, count, steps=steps, seed=seed, weights="ema" if weights == "ema" else "raw")
+    typer.echo(f"{count} images and grid.png: {folder}")
+
+
+def recipes() -> None:
+    with run_errors():
+        from ..training import recipe_summaries
+        from .recipe_table import print_recipes
+
+        print_recipes(recipe_summaries())

@@ -1,0 +1,156 @@
+"""Which images make up a step: a function of seed and step alone, so that resuming needs no state."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor
+
+from .images import ImageSet
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """The indices of global batch k: a stretch of one endless sequence of epochs, each a permutation of all images.
+
+    A batch may span two epochs, so every image comes exactly once in each. Several processes take contiguous slices
+    of the same batch, in the order of their ranks.
+
+    >>> order = BatchOrder(size=5, batch_size=2, seed=0)
+    >>> sorted(torch.cat([order.indices(step) for step in range(5)]).tolist())
+    [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    """
+
+    size: int
+    batch_size: int
+    seed: int
+    _epochs: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.batch_size < 1:
+            raise ValueError(f"need at least one image and one per batch, got {self.size} and {self.batch_size}")
+
+    def indices(self, step: int) -> Tensor:
+        """The images of global batch `step`, counted from 0. Shape: (batch_size,), int64."""
+        if step < 0:
+            raise ValueError(f"steps are counted from 0, got {step}")
+        start, stop = step * self.batch_size, (step + 1) * self.batch_size
+        epochs = range(start // self.size, (stop - 1) // self.size + 1)
+        parts = [self._within(epoch, start, stop) for epoch in epochs]
+        return torch.cat(parts)
+
+    def flips(self, step: int) -> Tensor:
+        """Which images of global batch `step` are mirrored, one half on average. Shape: (batch_size,), bool."""
+        return torch.rand(self.batch_size, generator=keyed_generator(self.seed, "flips", step)) < 0.5
+
+    def slice_of(self, rank: int, world: int) -> slice:
+        """The positions of every global batch that are one process's own."""
+        if not 0 <= rank < world:
+            raise ValueError(f"rank must lie in 0 … {world - 1}, got {rank}")
+        if self.batch_size % world:
+            raise ValueError(
+                f"a global batch of {self.batch_size} cannot be shared evenly by {world} processes: "
+                f"set training.batch_size to a multiple of {world}"
+            )
+        own = self.batch_size // world
+        return slice(rank * own, (rank + 1) * own)
+
+    def _within(self, epoch: int, start: int, stop: int) -> Tensor:
+        """The part of an epoch that lies between two positions of the endless sequence."""
+        first = epoch * self.size
+        return self._permutation(epoch)[max(start - first, 0) : stop - first]
+
+    def _permutation(self, epoch: int) -> Tensor:
+        if epoch not in self._epochs:
+            # Two are enough: a batch holds the end of one epoch and the start of the next, unless epochs are tiny.
+            while len(self._epochs) > 1:
+                del self._epochs[next(iter(self._epochs))]
+            self._epochs[epoch] = torch.randperm(self.size, generator=keyed_generator(self.seed, "epoch", epoch))
+        return self._epochs[epoch]
+
+
+def keyed_generator(seed: int, purpose: str, number: int) -> Generator:
+    """A generator whose stream is a function of the key; neighbouring keys give unrelated streams."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
+    return Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One process's part of a global batch. Shape: images (B, C, H, W) in [-1, 1], labels (B,) if there are any."""
+
+    step: int
+    images: Tensor
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def split(self, parts: int) -> list[Batch]:
+        """Equal parts in order, for gradient accumulation."""
+        if len(self) % parts:
+            raise ValueError(f"a batch of {len(self)} images per process cannot be split into {parts} equal parts")
+        size = len(self) // parts
+        labels = [None] * parts if self.labels is None else list(self.labels.split(size))
+        return [Batch(self.step, images, own) for images, own in zip(self.images.split(size), labels, strict=True)]
+
+
+class Batches:
+    """Endless batches of one process, from step `start`; `batches.at(k)` is any single one.
+
+    `flip` mirrors half of the images. With CUDA the copy runs beside the computation, from pinned memory.
+    """
+
+    def __init__(
+        self,
+        data: ImageSet,
+        order: BatchOrder,
+        *,
+        flip: bool = False,
+        rank: int = 0,
+        world: int = 1,
+        start: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if len(data) != order.size:
+            raise ValueError(f"the order is of {order.size} images, but there are {len(data)}")
+        self.data, self.order, self.flip, self.start = data, order, flip, start
+        self.own = order.slice_of(rank, world)
+        self.device = torch.device(device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        step = self.start
+        while True:
+            yield self.at(step)
+            step += 1
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step, whichever came before."""
+        indices = self.order.indices(step)[self.own]
+        images = self._to_device(self.data.images.index_select(0, indices))
+        labels = None if self.data.labels is None else self._to_device(self.data.labels.index_select(0, indices))
+        if self.flip:
+            images = mirror(images, self._to_device(self.order.flips(step)[self.own]))
+        return Batch(step, to_float(images), labels)
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+
+def mirror(images: Tensor, chosen: Tensor) -> Tensor:
+    """Left and right exchanged where chosen. Shape: (B, C, H, W), (B,) → (B, C, H, W)."""
+    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)
+
+
+def to_float(images: Tensor) -> Tensor:
+    """Grey levels 0 … 255 as numbers from -1 to 1, both reached exactly. Shape: any, kept.
+
+    >>> to_float(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    [-1.0, 1.0]
+    """
+    return images.float().div_(127.5).sub_(1)

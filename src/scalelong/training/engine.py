@@ -1,0 +1,117 @@
+"""Devices, processes and precision through Accelerate, and the network and optimiser made ready for them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from .config import Config, OptimConfig, TrainingConfig
+
+# The devices whose AdamW is one kernel in every supported version of torch.
+FUSED = {"cuda", "cpu", "xpu"}
+
+
+# Accelerate's names of one process, and of several that each hold the whole network.
+ENGINES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU")
+
+
+def build_accelerator(config: TrainingConfig, folder: Path) -> Any:
+    """The Accelerator of this process; the device is the best there is."""
+    try:
+        from accelerate import Accelerator, DistributedDataParallelKwargs
+    except ImportError as error:
+        raise ImportError('training needs accelerate: pip install "scalelong[train]"') from error
+    check_trackers(config.trackers)
+    device = best_device()
+    accelerator = Accelerator(
+        cpu=device == "cpu",
+        mixed_precision=resolve_precision(config.precision, device),
+        gradient_accumulation_steps=config.grad_accumulation,
+        log_with=list(config.trackers) or None,
+        project_dir=folder,
+        # The processes compute the same buffers; sending them around at every step would be waste.
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)],
+    )
+    check_engine(str(accelerator.distributed_type.value))
+    return accelerator
+
+
+def check_engine(kind: str) -> None:
+    """Raise where weights would be sharded: averages and checkpoints take whole tensors."""
+    if kind not in ENGINES:
+        raise ValueError(f"training in the mode {kind} of accelerate is not supported; use one of {', '.join(ENGINES)}")
+
+
+def best_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def resolve_precision(precision: str, device: str) -> str:
+    """Accelerate's name of a recipe's precision.
+
+    >>> resolve_precision("auto", "cpu"), resolve_precision("bf16", "cpu")
+    ('no', 'bf16')
+    """
+    if precision == "auto":
+        return "bf16" if device == "cuda" and torch.cuda.is_bf16_supported() else "no"
+    return "no" if precision == "fp32" else precision
+
+
+def check_trackers(trackers: Sequence[str]) -> None:
+    """Accelerate drops a tracker that is not installed without a word."""
+    for tracker in trackers:
+        if importlib.util.find_spec(tracker) is None:
+            extra = "'scalelong[train]'" if tracker == "tensorboard" else tracker
+            raise ImportError(f"training.trackers: {tracker} is not installed: pip install {extra}")
+
+
+def place(network: nn.Module, config: TrainingConfig, device: torch.device) -> nn.Module:
+    """The network on its device, in its memory layout, and compiled if the recipe says so; the same object."""
+    network.to(device)
+    if config.channels_last:
+        network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if config.compile:
+        # In place, so that the names of parameters stay; skips are scaled by now, hooks are traced with the network.
+        network.compile()
+    return network
+
+
+def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.device) -> Optimizer:
+    fused = device.type in FUSED
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return AdamW(
+        parameters,
+        lr=config.lr,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=fused,
+        foreach=None if fused else True,
+    )
+
+
+def learning_rate(config: OptimConfig, step: int) -> float:
+    """The rate of a step, counted from 0: a linear warm-up that reaches the full rate, then constant.
+
+    >>> config = OptimConfig(lr=1.0, warmup_steps=4)
+    >>> [learning_rate(config, step) for step in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    return config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps))
+
+
+def check_shares(config: Config, processes: int) -> None:
+    """Raise if the global batch cannot be shared evenly, so that no process's mean weighs more than another's."""
+    parts = config.training.grad_accumulation
+    if config.training.batch_size % (processes * parts):
+        raise ValueError(
+            f"training.batch_size={config.training.batch_size} cannot be shared evenly by {processes} processes in "
+            f"{parts} accumulated parts: make it a multiple of {processes * parts}"
+        )

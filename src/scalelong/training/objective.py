@@ -1,0 +1,61 @@
+"""The loss of a step: times and noise of the global batch are a function of seed and batch, whoever computes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..data import Batch, keyed_generator
+from ..diffusion import DiffusionProcess, noise_predictor
+
+
+@dataclass(frozen=True)
+class Noised:
+    """Images with the times and the noise they are trained at. Shape: (B, C, H, W), (B,), (B, C, H, W)."""
+
+    images: Tensor
+    times: Tensor
+    noise: Tensor
+
+    def split(self, parts: int) -> list[Noised]:
+        """Equal parts in order, for gradient accumulation."""
+        tensors = (self.images, self.times, self.noise)
+        return [Noised(*part) for part in zip(*(tensor.chunk(parts) for tensor in tensors), strict=True)]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What one process computes of a global batch: `own` are its positions.
+
+    All processes draw the times and noise of the whole batch and keep their own, so that the loss does not depend on
+    how many there are, and a resumed run needs no generator's state.
+    """
+
+    process: DiffusionProcess
+    seed: int
+    batch_size: int
+    own: slice
+    channels_last: bool = False
+
+    def noise(self, batch: Batch) -> Noised:
+        device, shape = batch.images.device, batch.images.shape[1:]
+        # Drawn where it is used: a GPU does it in no time, and the same seed gives the same noise on the same device.
+        seed = keyed_generator(self.seed, "noise", batch.step).initial_seed()
+        generator = torch.Generator(device).manual_seed(seed)
+        times = self.process.sample_times(self.batch_size, generator, device=device)[self.own]
+        noise = torch.randn(self.batch_size, *shape, generator=generator, device=device)[self.own]
+        return Noised(batch.images, times, noise)
+
+    def loss(self, model: nn.Module, part: Noised) -> Tensor:
+        """The mean loss of some images. Shape: ()."""
+        noisy = self.process.add_noise(part.images, part.noise, part.times)
+        if self.channels_last:
+            noisy = noisy.contiguous(memory_format=torch.channels_last)
+        prediction = noise_predictor(model)(noisy, self.process.model_time(part.times))
+        return self.process.loss(prediction, part.images, part.noise, part.times).mean
+
+    def seed_dropout(self, step: int, rank: int) -> None:
+        """Set the global generators, from which dropout draws, by seed, step and process: resuming needs no state."""
+        torch.manual_seed(keyed_generator(self.seed, f"dropout/{rank}", step).initial_seed())

@@ -1,0 +1,42 @@
+"""Where a run begins: anew, at its last complete checkpoint, or at one that the user names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .checkpoint import Checkpoint
+from .config import Config
+from .run import Run, RunError, check_folder, check_same_run
+
+
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint to begin at, if any: one of the run's `own` folder, and `named` by the user or the last one."""
+
+    checkpoint: Checkpoint | None = None
+    own: bool = True
+    named: bool = False
+
+    @property
+    def step(self) -> int:
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+
+def find_start(run: Run, config: Config, resume: str | Path = "auto") -> Start:
+    """Where to begin; raises, before anything is written, if the folder is not one for this run.
+
+    `auto` goes on where the folder's run stopped, or begins one; `never` only begins one; a path names a checkpoint.
+    """
+    check_folder(run)
+    if run.exists and resume == "never":
+        raise RunError(f"{run.folder} holds a run already: choose another --out, or go on with it (--resume auto)")
+    if run.exists:
+        check_same_run(run, config)
+    if resume in ("auto", "never"):
+        return Start(run.checkpoints().latest())
+    checkpoint = run.checkpoints().load(Path(resume))
+    own = checkpoint.path.resolve().parent == run.checkpoints().folder.resolve()
+    if run.exists and not own:
+        raise RunError(f"{run.folder} holds a run already: choose another --out to begin one at {resume}")
+    return Start(checkpoint, own, named=True)

@@ -1,0 +1,278 @@
+"""The training loop: it loses nothing when it is stopped, and lets nothing non-finite into the weights.
+
+`train(load_recipe("digits"), "runs/digits-cs")`, alone or in every process of `torchrun`.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data import Batches, BatchOrder, load_images
+from .build import build_model, build_process
+from .config import Config
+from .display import Display
+from .ema import EMA
+from .engine import build_accelerator, build_optimizer, check_shares, learning_rate, place
+from .guard import Guard, TrainingDiverged, Verdict
+from .heldout import HeldOut
+from .journal import Journal
+from .objective import Noised, Objective
+from .pictures import save_grid
+from .resume import Start, find_start
+from .run import Run, environment
+from .sampling import draw
+from .signals import StopSignals
+from .state import TrainState
+
+GRID_IMAGES, GRID_STEPS = 64, 50
+
+
+@dataclass(frozen=True)
+class Result:
+    """How far a run came: `signal` is the number of the one that stopped it, `trained` the steps done this time."""
+
+    folder: Path
+    step: int
+    steps: int
+    trained: int
+    signal: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.steps
+
+
+def train(config: Config, out: str | Path, resume: str | Path = "auto", *, display: Display | None = None) -> Result:
+    """Train a recipe in a run folder, or go on with the run in it; a finished one is left as it is."""
+    run = Run(Path(out))
+    start = find_start(run, config, resume)
+    if start.step >= config.training.steps:
+        return Result(run.folder, start.step, config.training.steps, trained=0)
+    trainer = Trainer(config, run, start, display=display)
+    try:
+        return trainer.run()
+    finally:
+        trainer.accelerator.end_training()
+
+
+class Trainer:
+    """One run in one process: `__init__` builds everything, `run` writes to the folder."""
+
+    def __init__(self, config: Config, run: Run, start: Start, *, display: Display | None = None) -> None:
+        self.config, self.folder, self.begin = config, run, start
+        self.accelerator = build_accelerator(config.training, run.folder)
+        self.device: torch.device = self.accelerator.device
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        check_shares(config, world)
+        self.is_main: bool = self.accelerator.is_main_process
+        self.journal = Journal(self.accelerator, run.metrics, config.training, display)
+        self.signals = StopSignals(several=world > 1)
+        self.stopping = False
+        self._build_data(rank, world)
+        self._build_model()
+        self.store = run.checkpoints(config.training.keep_last)
+
+    def _build_data(self, rank: int, world: int) -> None:
+        config = self.config
+        batch_size, process = config.training.batch_size, build_process(config.diffusion)
+        data = load_images(config.data)
+        order = BatchOrder(len(data.train), batch_size, config.seed)
+        share: dict[str, Any] = {"rank": rank, "world": world, "device": self.device}
+        self.batches = Batches(data.train, order, flip=config.data.flip, **share)
+        own, channels_last = order.slice_of(rank, world), config.training.channels_last
+        self.objective = Objective(process, config.seed, batch_size, own, channels_last)
+        add = lambda total: self.accelerator.reduce(total, "sum")  # noqa: E731
+        self.heldout = HeldOut(data.heldout, process, seed=config.seed, batch_size=batch_size, add=add, **share)
+
+    def _build_model(self) -> None:
+        config = self.config
+        self.network = place(build_model(config), config.training, self.device)
+        optimizer = build_optimizer(self.network, config.optim, self.device)
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.model, self.optimizer = self.accelerator.prepare(self.network, optimizer)
+        guard = Guard(self.network, max_skipped=config.training.max_skipped, average=self._agree)
+        ema = EMA(self.network, config.optim.ema_decay)
+        self.state = TrainState(self.network, optimizer, ema, guard, self.accelerator.scaler)
+
+    def run(self) -> Result:
+        """Train to the end, or until a signal comes; returns how far it came."""
+        # Dropout draws from the global generators, which are the caller's.
+        devices = [self.device] if self.device.type == "cuda" else []
+        with self.folder.locked() if self.is_main else nullcontext(), torch.random.fork_rng(devices):
+            return self._run()
+
+    def _run(self) -> Result:
+        steps = self.config.training.steps
+        self._begin()
+        first = self.state.step
+        self.journal.start(first)
+        try:
+            with self.signals:
+                while self.state.step < steps and not self.stopping:
+                    self._advance()
+        finally:
+            self.journal.stop()
+        stopped = self.stopping and self.state.step < steps
+        # Another process may be the one that was told to stop.
+        signal = (self.signals.received or SIGTERM) if stopped else None
+        return Result(self.folder.folder, self.state.step, steps, self.state.step - first, signal)
+
+    def _begin(self) -> None:
+        """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
+        start, config = self.begin, self.config
+        size = 0 if start.checkpoint is None else self.state.load(start.checkpoint)
+        self.accelerator.wait_for_everyone()
+        if self.is_main:
+            facts = environment(
+                seed=config.seed,
+                step=start.step,
+                device=self.device,
+                processes=self.accelerator.num_processes,
+                precision=self.accelerator.mixed_precision,
+            )
+            self.folder.begin(config, facts)
+            self.journal.metrics.cut(size if start.own else 0)
+            if start.named:
+                self.store.discard_after(start.step)
+        self.journal.begin(config)
+        if start.checkpoint is not None:
+            self.journal.note(f"going on from step {start.step} ({start.checkpoint.path})")
+        if start.checkpoint is None:
+            self._save()
+
+    def _advance(self) -> None:
+        """One step, and whatever is due after it."""
+        verdict = self.train_step()
+        if verdict.action == "rollback":
+            self._roll_back()
+            return
+        training, step = self.config.training, self.state.step
+        last = step == training.steps
+        if step % training.log_every == 0 or last:
+            self._log(verdict.grad_norm)
+        heldout = self._evaluate() if is_due(training.eval_every, step, last) else None
+        if is_due(training.sample_every, step, last):
+            self._draw_samples()
+        if step % training.checkpoint_every == 0 or last or self.stopping:
+            self._save(heldout)
+
+    def train_step(self) -> Verdict:
+        """Forward, backward and, if the guard agrees, an update; the step counts in either case."""
+        state, parts = self.state, self.config.training.grad_accumulation
+        for group in state.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config.optim, state.step)
+        self.objective.seed_dropout(state.step, self.accelerator.process_index)
+        batch = self.objective.noise(self.batches.at(state.step + state.offset)).split(parts)
+        loss = self._backward(batch)
+        verdict = self._judge(loss, self._clip(), batch)
+        if verdict.ok:
+            self.optimizer.step()
+            state.ema.update(self.network)
+        elif state.scaler is not None:
+            state.scaler.update()  # Without an update of the weights it would keep a scale that overflows.
+        self.optimizer.zero_grad()
+        state.step += 1
+        self._note(verdict)
+        if self.accelerator.num_processes == 1:
+            self.stopping = self.signals.received is not None
+        return verdict
+
+    def _judge(self, loss: Tensor, grad_norm: Tensor, batch: list[Noised]) -> Verdict:
+        step = self.state.step + 1
+        try:
+            return self.state.guard.check(loss, grad_norm, step=step, run_forward=lambda: self._mean_loss(batch))
+        except TrainingDiverged as error:
+            self.journal.record(step, {"event": "diverged", "message": str(error)})
+            raise
+
+    def _backward(self, parts: list[Noised]) -> Tensor:
+        """Accumulate the gradients of all parts, exchanged between processes with the last; returns the mean loss."""
+        losses = []
+        for part in parts[:-1]:
+            with self.accelerator.no_sync(self.model):
+                losses.append(self.objective.loss(self.model, part))
+                self.accelerator.backward(losses[-1])
+        losses.append(self.objective.loss(self.model, parts[-1]))
+        self.accelerator.backward(losses[-1])
+        return torch.stack([loss.detach() for loss in losses]).mean()
+
+    def _mean_loss(self, parts: list[Noised]) -> Tensor:
+        """The loss of this process's images once more, without the other processes."""
+        return torch.stack([self.objective.loss(self.network, part) for part in parts]).mean()
+
+    def _clip(self) -> Tensor:
+        self.accelerator.unscale_gradients(self.optimizer)
+        limit = self.config.optim.clip_norm or math.inf
+        return torch.nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True)
+
+    def _agree(self, pair: Tensor) -> Tensor:
+        """The mean of loss and gradient norm over the processes, which also settle whether one was told to stop."""
+        if self.accelerator.num_processes == 1:
+            return pair
+        told = self.signals.received is not None
+        means = self.accelerator.reduce(torch.cat([pair, pair.new_tensor([float(told)])]), "mean").cpu()
+        self.stopping = bool(means[2] > 0)
+        return means[:2]
+
+    def _note(self, verdict: Verdict) -> None:
+        """Keep the loss of a step for the log, and log at once what was unusual about it."""
+        state = self.state
+        if verdict.ok:
+            state.loss_sum, state.loss_count = state.loss_sum + verdict.loss, state.loss_count + 1
+            spike = state.spikes.update(state.step, verdict.loss)
+            if spike is not None:
+                self.journal.record(state.step, {"event": "spike", **asdict(spike)})
+        self.journal.step(state.step, verdict)
+
+    def _roll_back(self) -> None:
+        checkpoint = self.store.latest()
+        assert checkpoint is not None, "a run has a checkpoint from its first step on"
+        bad = self.state.step
+        self.state.roll_back(checkpoint)
+        self.journal.record(self.state.step, {"event": "rollback", "from_step": bad})
+        self.journal.note(f"went back from step {bad} to the checkpoint of step {checkpoint.step}")
+
+    def _log(self, grad_norm: float) -> None:
+        """Log the mean loss since the last time."""
+        state = self.state
+        loss = state.loss_sum / state.loss_count if state.loss_count else math.nan
+        state.loss_sum, state.loss_count = 0.0, 0
+        rate = learning_rate(self.config.optim, state.step - 1)
+        self.journal.log(state.step, loss=loss, lr=rate, grad_norm=grad_norm)
+
+    def _evaluate(self) -> float:
+        """The held-out loss of the averaged weights, by which the best checkpoint is kept."""
+        raw = self.heldout.loss(self.network)
+        with self.state.ema.swap(self.network):
+            averaged = self.heldout.loss(self.network)
+        self.journal.record(self.state.step, {"heldout_loss": raw, "heldout_loss_ema": averaged})
+        self.journal.note(f"step {self.state.step}: held-out loss {raw:.4f}, averaged weights {averaged:.4f}")
+        return averaged
+
+    def _draw_samples(self) -> None:
+        """A grid of images from the averaged weights, always of the same noise."""
+        if self.is_main:
+            steps = min(GRID_STEPS, self.config.diffusion.steps)
+            with self.state.ema.swap(self.network.eval()):
+                images = draw(self.network, self.config, GRID_IMAGES, steps=steps)
+            self.network.train()
+            save_grid(images, self.folder.samples / f"step-{self.state.step:06d}.png")
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, metric: float | None = None) -> None:
+        """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
+        if self.is_main:
+            self.state.save(self.store, metrics_size=self.journal.metrics.synced_size(), metric=metric)
+        self.accelerator.wait_for_everyone()
+
+
+def is_due(every: int | None, step: int, last: bool) -> bool:
+    return every is not None and (step % every == 0 or last)

@@ -1,0 +1,95 @@
+"""A program that trains in child processes, and kills them with SIGKILL at random moments.
+
+`python killed_runs.py '[{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1}]'`
+
+The children are forked, because importing everything anew for each of them would take most of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import accelerate  # noqa: F401 (what a run imports when it needs it, imported once for all children)
+import diffusers  # noqa: F401
+import sklearn.datasets  # noqa: F401
+import torch
+import torch._dynamo
+from run_cases import free_port, run_tiny, tiny
+
+from scalelong.data import Batch
+from scalelong.training import read_metrics
+from scalelong.training.objective import Noised, Objective
+
+torch.set_num_threads(1)
+
+
+def main(plans: list[dict[str, Any]]) -> None:
+    for plan in plans:
+        out, overrides = Path(plan["out"]), plan.get("overrides", [])
+        chance = random.Random(plan.get("seed", 0))
+        for _ in range(plan.get("kills", 0)):
+            children = start(plan)
+            wait_for_step(out, chance.randint(1, tiny(*overrides).training.steps - 1), children)
+            time.sleep(chance.uniform(0, 0.05))
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            for child in children:
+                os.waitpid(child, 0)
+        codes = [os.waitpid(child, 0)[1] for child in start(plan)]
+        if any(codes):
+            sys.exit(f"the run in {out} failed: {codes}")
+
+
+def start(plan: dict[str, Any]) -> list[int]:
+    port = free_port()
+    return [fork(plan, rank, port) for rank in range(plan.get("processes", 1))]
+
+
+def fork(plan: dict[str, Any], rank: int, port: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    if plan.get("processes", 1) > 1:
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": plan["processes"], "MASTER_PORT": port}
+        os.environ |= {name: str(number) for name, number in numbers.items()}
+        os.environ |= {"LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "MASTER_ADDR": "127.0.0.1"}
+    if rank == plan.get("poisoned_rank"):
+        poison(batch_index=3)
+    try:
+        run_tiny(Path(plan["out"]), *plan.get("overrides", []))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def poison(batch_index: int) -> None:
+    """Let this process's noise of one batch be NaN."""
+    draw = Objective.noise
+
+    def noise(self: Objective, batch: Batch) -> Noised:
+        noised = draw(self, batch)
+        return Noised(noised.images, noised.times, noised.noise * float("nan")) if batch.step == batch_index else noised
+
+    Objective.noise = noise
+
+
+def wait_for_step(out: Path, step: int, children: list[int]) -> None:
+    """Return once the log has reached a step, or a child has ended."""
+    log = out / "metrics.jsonl"
+    while not (log.exists() and any(line["step"] >= step for line in read_metrics(log))):
+        if any(os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) for child in children):
+            return
+        time.sleep(0.002)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,79 @@
+"""Runs so small that a law about them takes seconds, and what it takes to compare two of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from scalelong.training import Config, Result, Run, Trainer, find_start, load_recipe, read_metrics, train
+from scalelong.training.metrics import TIMES
+
+HERE = Path(__file__).resolve().parent
+
+TINY = (
+    *("model.embed_dim=16", "model.depth=2", "model.num_heads=2", "data.heldout_count=10"),
+    *("training.batch_size=8", "training.steps=8", "training.log_every=1", "training.checkpoint_every=3"),
+    *("training.eval_every=null", "training.sample_every=null"),
+)
+
+
+def tiny(*overrides: str) -> Config:
+    return load_recipe("digits", [*TINY, *overrides])
+
+
+def run_tiny(out: Path, *overrides: str, **options: Any) -> Result:
+    return train(tiny(*overrides), out, **options)
+
+
+def make_trainer(out: Path, *overrides: str) -> Trainer:
+    config, run = tiny(*overrides), Run(out)
+    return Trainer(config, run, find_start(run, config))
+
+
+def final_tensors(out: Path) -> dict[str, Tensor]:
+    """Everything in a run's last checkpoint, by group and name."""
+    checkpoint = Run(out).checkpoints().latest()
+    assert checkpoint is not None
+    return {
+        f"{group}/{name}": value for group in checkpoint.groups for name, value in checkpoint.tensors(group).items()
+    }
+
+
+def lasting_metrics(out: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without the fields that depend on the clock."""
+    lines = read_metrics(out / "metrics.jsonl")
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def losses(out: Path) -> list[float]:
+    return [line["loss"] for line in lasting_metrics(out) if "lr" in line]
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Equal to the bit: weights, averages, optimiser, and every line of the log."""
+    ours, theirs = final_tensors(found), final_tensors(expected)
+    assert ours.keys() == theirs.keys()
+    different = [name for name, tensor in theirs.items() if not tensor.equal(ours[name])]
+    assert not different
+    assert lasting_metrics(found) == lasting_metrics(expected)
+
+
+def in_processes(*runs: dict[str, Any], timeout: float = 300) -> None:
+    """Do several runs one after another in processes of their own; see killed_runs.py for what a run may say."""
+    command = [sys.executable, str(HERE / "killed_runs.py"), json.dumps(runs, default=str)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]

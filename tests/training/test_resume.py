@@ -1,0 +1,147 @@
+"""A run that was stopped ends as one that never was, to the bit; test_processes.py kills them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from checkpoint_cases import contents, flip_bit
+from run_cases import assert_same_run, final_tensors, lasting_metrics, run_tiny, tiny
+
+from scalelong.training import Display, Run, RunError
+from scalelong.training.signals import StopSignals
+
+KINDS = {
+    "plain": (),
+    "learned scaling, accumulated": ("scaling.method=ls", "training.grad_accumulation=2"),
+    "evaluated and sampled": ("training.eval_every=2", "training.sample_every=4", "training.log_every=3"),
+}
+
+UNET = (
+    "model={kind: unet, sample_size: 8, in_channels: 1, block_out_channels: [8, 16], depth: 1, norm_num_groups: 4, "
+    "dropout: 0.3}",
+    "scaling.where=after-norm",
+    "training.channels_last=true",
+    "data.flip=true",
+)
+
+
+class SignalAt(Display):
+    """Sends this process a signal during a step."""
+
+    def __init__(self, step: int, number: int) -> None:
+        super().__init__(lambda line: None)
+        self.at, self.number = step, number
+
+    def step(self, step: int, loss: float) -> None:
+        if step == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(number: int, tmp_path: Path) -> None:
+    before = signal.getsignal(number)
+    result = run_tiny(tmp_path / "run", display=SignalAt(4, number))
+    assert (result.step, result.signal, result.finished) == (4, number, False)
+    assert Run(tmp_path / "run").checkpoints().steps()[-1] == 4
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "unet with dropout"])
+def test_a_run_stopped_by_a_signal_goes_on_as_if_it_had_not_been(kind: str, tmp_path: Path) -> None:
+    overrides = KINDS.get(kind, UNET)
+    stopped = run_tiny(tmp_path / "stopped", *overrides, display=SignalAt(4, signal.SIGTERM))
+    assert stopped.step == 4
+    assert run_tiny(tmp_path / "stopped", *overrides).trained == 4
+    run_tiny(tmp_path / "whole", *overrides)
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("scalelong.training.signals.os._exit", codes.append)
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        assert (signals.received, codes) == (signal.SIGINT, [])
+        signal.raise_signal(signal.SIGINT)
+    assert codes == [130]
+
+
+def test_a_signal_that_a_launcher_passes_on_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    clock = iter([100.0, 100.5, 103.0])
+    monkeypatch.setattr("scalelong.training.signals.os._exit", codes.append)
+    monkeypatch.setattr("scalelong.training.signals.time.monotonic", lambda: next(clock))
+    with StopSignals(several=True):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert codes == []
+        signal.raise_signal(signal.SIGTERM)
+    assert codes == [143]
+
+
+def test_a_damaged_newest_checkpoint_is_left_for_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_tiny(tmp_path / "run", "training.steps=6")
+    flip_bit(tmp_path / "run" / "checkpoints" / "step-000006" / "model.safetensors", 500)
+    assert run_tiny(tmp_path / "run").trained == 8 - 3
+    assert "step-000006 is damaged" in caplog.text
+    run_tiny(tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    run_tiny(tmp_path)
+    before = contents(tmp_path)
+    result = run_tiny(tmp_path)
+    assert (result.finished, result.trained) == (True, 0)
+    assert contents(tmp_path) == before
+
+
+def test_a_named_checkpoint_is_where_a_run_goes_on(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "run", "training.steps=6")
+    assert run_tiny(tmp_path / "run", resume=tmp_path / "run" / "checkpoints" / "step-000003").trained == 8 - 3
+    run_tiny(tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_run_begins_in_a_new_folder_at_a_checkpoint_of_another(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "first")
+    run_tiny(tmp_path / "second", resume=tmp_path / "first" / "checkpoints" / "step-000006")
+    assert [line["step"] for line in lasting_metrics(tmp_path / "second")] == [7, 8]
+    ours, theirs = final_tensors(tmp_path / "second"), final_tensors(tmp_path / "first")
+    assert all(tensor.equal(ours[name]) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "resume", "message"),
+    [
+        (["scaling.kappa=0.5"], "auto", "run with other settings .scaling.kappa 0.7 → 0.5"),
+        ([], "never", "holds a run already"),
+    ],
+)
+def test_a_folder_of_another_run_is_refused_and_unchanged(
+    overrides: list[str], resume: str, message: str, tmp_path: Path
+) -> None:
+    run_tiny(tmp_path, "training.steps=1")
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match=message):
+        run_tiny(tmp_path, *overrides, resume=resume)
+    assert contents(tmp_path) == before
+
+
+def test_two_processes_do_not_train_in_the_same_folder(tmp_path: Path) -> None:
+    with Run(tmp_path).locked(), pytest.raises(RunError, match="another process is training"):
+        run_tiny(tmp_path)
+    assert run_tiny(tmp_path).finished
+
+
+def test_the_folder_says_what_ran(tmp_path: Path) -> None:
+    run_tiny(tmp_path, "training.steps=1", "training.sample_every=1")
+    assert Run(tmp_path).config() == tiny("training.steps=1", "training.sample_every=1")
+    facts = (tmp_path / "environment.json").read_text()
+    assert all(f'"{key}"' in facts for key in ("seed", "command", "commit", "torch", "device", "precision"))
+    assert (tmp_path / "samples" / "step-000001.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,141 @@
+"""The loop: what a step does, what it never does, and what it writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_cases import lasting_metrics, losses, make_trainer, run_tiny
+from torch import Tensor, nn
+
+from scalelong.training import Run, Trainer, TrainingDiverged, build_model, build_process
+from scalelong.training.engine import check_engine
+from scalelong.training.heldout import HeldOut
+from scalelong.training.pictures import tile
+
+MODULE = "in_blocks.0.mlp.fc1"
+
+
+def poison(trainer: Trainer, when: Callable[[], bool], value: float = math.nan) -> None:
+    """Let one module return a non-finite number whenever the condition holds."""
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        return output + value if when() else None
+
+    trainer.network.get_submodule(MODULE).register_forward_hook(hook)
+
+
+def snapshot(trainer: Trainer) -> list[Tensor]:
+    """Weights, averages and moments."""
+    state = trainer.state
+    moments = [value for slots in state.optimizer.state.values() for value in slots.values()]
+    return [tensor.detach().clone() for tensor in (*trainer.parameters, *state.ema.state_dict().values(), *moments)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_non_finite_step_is_logged_with_its_module_and_leaves_everything_untouched(
+    value: float, tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path)
+    poison(trainer, lambda: trainer.state.step == 2, value)
+    trainer._begin()
+    for _ in range(2):
+        trainer._advance()
+    before = snapshot(trainer)
+    trainer._advance()
+    assert all(map(torch.equal, snapshot(trainer), before))
+    (event,) = [line for line in lasting_metrics(tmp_path) if line.get("event") == "skipped"]
+    assert event["step"] == 3
+    assert event["origin"] == f"{MODULE} is the first module whose output was non-finite"
+    trainer._advance()
+    assert not all(map(torch.equal, snapshot(trainer), before))
+
+
+def test_too_many_bad_steps_go_back_to_the_checkpoint_and_on_with_other_batches(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "training.max_skipped=1")
+    poison(trainer, lambda: trainer.state.step + trainer.state.offset in (4, 5))
+    assert trainer.run().finished
+    events = [(line["event"], line["step"]) for line in lasting_metrics(tmp_path) if "event" in line]
+    assert events == [("skipped", 5), ("skipped", 6), ("rollback", 3)]
+    # Batches 3, 4 and 5 were seen before; step 4 takes batch 6.
+    assert trainer.state.offset == 3
+    assert [line["step"] for line in lasting_metrics(tmp_path) if "lr" in line] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8]
+
+
+def test_a_run_that_stays_non_finite_ends_with_advice_and_finite_weights(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "training.max_skipped=1", "training.steps=50")
+    poison(trainer, lambda: trainer.state.step >= 2)
+    with pytest.raises(TrainingDiverged, match="Lower the learning rate"):
+        trainer.run()
+    assert all(parameter.isfinite().all() for parameter in trainer.parameters)
+    assert lasting_metrics(tmp_path)[-1]["event"] == "diverged"
+
+
+def test_accumulated_parts_have_the_losses_of_the_whole_batch(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "whole")
+    run_tiny(tmp_path / "parts", "training.grad_accumulation=4")
+    # 1e-5: sums in another order, over eight steps.
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+def test_the_same_recipe_gives_the_same_log_and_another_seed_another(tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        run_tiny(tmp_path / name, f"seed={seed}", "training.eval_every=4")
+    assert lasting_metrics(tmp_path / "same") == lasting_metrics(tmp_path / "one")
+    assert losses(tmp_path / "other") != losses(tmp_path / "one")
+
+
+def test_training_lowers_the_held_out_loss_of_raw_and_averaged_weights(tmp_path: Path) -> None:
+    run_tiny(tmp_path, "training.steps=60", "training.eval_every=30", "optim.warmup_steps=5", "optim.lr=3e-3")
+    first, last = [line for line in lasting_metrics(tmp_path) if "heldout_loss" in line]
+    assert last["heldout_loss"] < first["heldout_loss"] < 1.2
+    assert last["heldout_loss_ema"] < first["heldout_loss_ema"] < 1.2
+
+
+def test_the_best_checkpoint_by_held_out_loss_is_kept(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "training.eval_every=1", "training.checkpoint_every=1", "training.keep_last=1")
+    values = iter([9.0, 9.0, 1.0, 1.0, *[5.0] * 12])
+    trainer.heldout.loss = lambda model: next(values)
+    trainer.run()
+    assert Run(tmp_path).checkpoints().steps() == [2, 8]
+
+
+def test_the_held_out_loss_does_not_depend_on_batches_or_processes(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    config, model = trainer.config, build_model(trainer.config)
+    data, process = trainer.batches.data, build_process(config.diffusion)
+    whole = HeldOut(data, process, seed=0, batch_size=len(data)).loss(model)
+    shares = [HeldOut(data, process, seed=0, batch_size=100, rank=rank, world=3).loss(model) for rank in range(3)]
+    # 1e-6: float32 sums in another order.
+    assert sum(shares) == pytest.approx(whole, rel=1e-6)
+
+
+def test_the_learning_rate_warms_up_and_stays(tmp_path: Path) -> None:
+    run_tiny(tmp_path, "optim.warmup_steps=4", "optim.lr=0.004")
+    rates = [line["lr"] for line in lasting_metrics(tmp_path)]
+    assert rates == pytest.approx([0.001, 0.002, 0.003, *[0.004] * 5], rel=1e-12)
+
+
+def test_training_leaves_the_global_random_state_as_it_was(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    run_tiny(tmp_path, "training.eval_every=4", "training.sample_every=8")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_sharded_training_is_refused() -> None:
+    check_engine("MULTI_GPU")
+    with pytest.raises(ValueError, match="mode FSDP of accelerate is not supported"):
+        check_engine("FSDP")
+
+
+def test_a_grid_holds_every_image_once_and_unchanged() -> None:
+    images = torch.arange(7 * 3 * 4 * 4, dtype=torch.uint8).view(7, 3, 4, 4)
+    sheet = tile(images, gap=2)
+    assert sheet.shape == (3, 3 * 6 + 2, 3 * 6 + 2)
+    found = [sheet[:, 2 + 6 * row : 6 + 6 * row, 2 + 6 * col : 6 + 6 * col] for row in range(3) for col in range(3)]
+    assert torch.equal(torch.stack(found[:7]), images)
+    assert all((rest == 255).all() for rest in found[7:])
