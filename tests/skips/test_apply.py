@@ -1,4 +1,4 @@
-"""Scaling, replacing, undoing and fusing; and what is refused, with the model left as it was."""
+"""Scaling, replacing and undoing; and what is refused, with the model left as it was."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from families.small import Halve, decoder, images, uvit
 from scalelong import (
     AbsorbedScalingWarning,
     Argument,
@@ -20,26 +21,11 @@ from scalelong import (
     SkipSite,
     find_skips,
     fuse_skips,
-    scale_blocks,
     scale_skips,
-    unscale_blocks,
     unscale_skips,
 )
-from scalelong.models import TheoryUNet, UViT
+from scalelong.models import TheoryUNet
 from scalelong.skips.scaling import LS
-
-
-def uvit(**options: object) -> UViT:
-    return UViT(img_size=8, patch_size=2, embed_dim=32, depth=6, num_heads=2, **options).eval()
-
-
-def images() -> tuple[Tensor, Tensor]:
-    return torch.randn(2, 3, 8, 8), torch.tensor([3.0, 700.0])
-
-
-class Halve(SkipScaling):
-    def coefficient(self, index: int, skip: Tensor) -> Tensor:
-        return skip.new_tensor(0.5)
 
 
 def test_scaling_twice_replaces_and_never_stacks() -> None:
@@ -138,59 +124,9 @@ def test_the_scaling_follows_the_models_training_mode_and_precision() -> None:
     assert constants.dtype == torch.float32
 
 
-def test_a_fused_model_is_a_vanilla_checkpoint_of_the_same_function() -> None:
-    model, inputs = uvit(), images()
-    scaled = scale_skips(model, "cs", kappa=0.7)(*inputs)
-    vanilla = uvit()
-    vanilla.load_state_dict(fuse_skips(model).state_dict(), strict=True)
-    torch.testing.assert_close(vanilla(*inputs), scaled, rtol=1e-5, atol=1e-6)
-
-
-def test_a_trained_kappa_fuses() -> None:
-    model, inputs = scale_skips(uvit(), "learned-kappa", init=0.5), images()
-    nn.init.constant_(model.skip_scaling.decay, -0.1)
-    scaled = model(*inputs)
-    torch.testing.assert_close(fuse_skips(model)(*inputs), scaled, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("method", ["ls", "ls-individual", "ie", "norm"])
-def test_fusing_refuses_a_gate_that_depends_on_the_input(method: str) -> None:
-    model = scale_skips(uvit(), method)
-    with pytest.raises(ValueError, match="depend on the input"):
-        fuse_skips(model)
-    assert model.skip_scaling is not None
-
-
-def test_fusing_refuses_an_added_skip_and_a_plain_model() -> None:
-    with pytest.raises(ValueError, match="added to the trunk"):
-        fuse_skips(scale_skips(TheoryUNet(8, 2), "cs"))
-    with pytest.raises(ValueError, match="no scaled skips to fuse"):
-        fuse_skips(uvit())
-
-
-def test_after_norm_scaling_folds_into_the_norms_own_scale_and_shift() -> None:
-    from diffusers import UNet2DModel
-
-    blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
-    model = UNet2DModel(16, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=4, **blocks).eval()
-    x, names = torch.randn(2, 3, 16, 16), list(model.state_dict())
-    scaled = scale_skips(model, "cs", kappa=0.5, where="after-norm")(x, 10).sample
-    fused = fuse_skips(model)(x, 10).sample
-    torch.testing.assert_close(fused, scaled, rtol=1e-4, atol=1e-5)
-    assert list(model.state_dict()) == names
-
-
-def test_preserved_weights_that_were_trained_are_multiplied_back_on_undo() -> None:
-    model, inputs = uvit(), images()
-    scale_skips(model, "cs", kappa=0.5, preserve=True)
-    with torch.no_grad():
-        for parameter in model.out_blocks.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
-    trained = model(*inputs)
-    torch.testing.assert_close(unscale_skips(model)(*inputs), trained, rtol=1e-5, atol=1e-6)
-
-
 SITE = SkipSite(1, "out_blocks.2", Argument(1, "skip"), width=17)
+
+
 BAD_INPUT = [
     ({"method": "cs", "kappa": 0.0}, r"kappa must lie in \(0, 1\], got 0.0"),
     ({"method": "cs", "kappa": 1.2}, r"kappa must lie in \(0, 1\], got 1.2"),
@@ -324,48 +260,6 @@ def test_a_gate_is_shared_by_all_skips_of_a_uvit() -> None:
     assert isinstance(scaling, LS) and len(scaling.gates) == 1
 
 
-def test_rezero_starts_as_the_identity_of_every_block() -> None:
-    model = scale_blocks(uvit(), "rezero")
-    tokens = torch.randn(2, 17, 32)
-    assert torch.equal(model.mid_block(tokens), tokens)
-    assert model.block_scaling.factors.shape == (2 * 7,)
-    assert model.block_scaling.factors.requires_grad
-
-
-def test_stable_multiplies_every_residual_branch_by_tau() -> None:
-    model, tokens = uvit(), torch.randn(2, 17, 32)
-    block = model.mid_block
-    middle = tokens + 0.3 * block.attn(block.norm1(tokens))
-    expected = middle + 0.3 * block.mlp(block.norm2(middle))
-    scale_blocks(model, "stable", tau=0.1)
-    scale_blocks(model, "stable", tau=0.3)
-    torch.testing.assert_close(block(tokens), expected)
-
-
-def test_unscaling_blocks_is_exact_and_leaves_the_skips_alone() -> None:
-    model, inputs = scale_skips(uvit(), "cs"), images()
-    before = model(*inputs)
-    scale_blocks(model, "stable", tau=0.1)
-    assert not torch.equal(model(*inputs), before)
-    assert torch.equal(unscale_blocks(model)(*inputs), before)
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        ({"method": "fixup"}, "unknown block scaling"),
-        ({"method": "stable"}, "needs tau"),
-        ({"method": "stable", "tau": float("nan")}, "needs tau"),
-        ({"method": "rezero", "tau": 0.1}, 'tau belongs to "stable"'),
-    ],
-)
-def test_bad_block_scaling_is_explained(call: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        scale_blocks(uvit(), **call)
-    with pytest.raises(ValueError, match="scale_blocks is for UViT"):
-        scale_blocks(TheoryUNet(8, 2), "rezero")
-
-
 @pytest.mark.parametrize("kappa", [1, np.float32(0.5), np.float64(0.5), torch.tensor(0.5)])
 def test_constants_are_float32_whatever_number_they_were_given_as(kappa: float) -> None:
     model = scale_skips(uvit(), "cs", kappa=kappa)
@@ -400,59 +294,6 @@ def test_a_shared_block_is_one_consumer() -> None:
     model.out_blocks[1] = model.out_blocks[0]
     with pytest.raises(ValueError, match="two sites on one skip"):
         scale_skips(model, "cs")
-
-
-def test_weights_that_two_skips_share_are_not_fused() -> None:
-    model = uvit()
-    model.out_blocks[1].skip_linear = model.out_blocks[0].skip_linear
-    scale_skips(model, "cs")
-    with pytest.raises(ValueError, match="is read by the same weight"):
-        fuse_skips(model)
-
-
-class Decoder(nn.Module):
-    """Reads a joined tensor of 8 channels, of which 4 are the skip, with one layer."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, joined: Tensor) -> Tensor:
-        return self.layer(joined)
-
-
-def decoder(layer: nn.Module) -> tuple[nn.Module, list[SkipSite]]:
-    site = SkipSite(1, "decoder", Channels(4, 8), width=4, readers=("decoder.layer",))
-    return nn.ModuleDict({"decoder": Decoder(layer)}), [site]
-
-
-@pytest.mark.parametrize("layer", [nn.Conv2d(8, 6, 3), nn.ConvTranspose2d(8, 6, 3)])
-def test_every_kind_of_convolution_is_fused_along_its_input_channels(layer: nn.Module) -> None:
-    model, sites = decoder(layer)
-    joined = torch.randn(2, 8, 5, 5)
-    scaled = scale_skips(model, "uniform", value=0.5, sites=sites)["decoder"](joined)
-    torch.testing.assert_close(fuse_skips(model)["decoder"](joined), scaled)
-
-
-class Doubled(nn.Conv2d):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * 2
-
-
-@pytest.mark.parametrize(
-    "layer, reason",
-    [
-        (nn.Conv2d(8, 8, 1, groups=2), "is a grouped convolution"),
-        (Doubled(8, 8, 1), "is not a plain Linear or convolution"),
-        (nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1)), "is not a plain Linear or convolution"),
-        (nn.ReLU(), "is not a plain Linear or convolution"),
-    ],
-)
-def test_a_layer_that_no_weight_can_imitate_is_not_fused(layer: nn.Module, reason: str) -> None:
-    model, sites = decoder(layer)
-    scale_skips(model, "uniform", value=0.5, sites=sites)
-    with pytest.raises(ValueError, match=reason):
-        fuse_skips(model)
 
 
 def test_a_hand_written_site_whose_reader_is_a_norm_is_scaled_after_it() -> None:
@@ -530,22 +371,6 @@ def test_weights_of_another_scaling_are_refused_by_name(saved: dict, loaded: dic
 def test_even_a_scaling_without_state_leaves_its_mark_in_the_checkpoint() -> None:
     with pytest.raises(RuntimeError, match="skip_scaling.signature"):
         uvit().load_state_dict(scale_skips(uvit(), Halve).state_dict())
-
-
-def test_preserved_weights_are_restored_after_their_parameters_were_replaced() -> None:
-    model, inputs = uvit(), images()
-    plain = model(*inputs)
-    scale_skips(model, "cs", kappa=0.7, preserve=True)
-    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
-    assert torch.equal(unscale_skips(model)(*inputs), plain)
-
-
-def test_preserving_refuses_weights_that_would_overflow() -> None:
-    model = uvit().half()
-    nn.init.constant_(model.out_blocks[0].skip_linear.weight, 100.0)
-    with pytest.raises(ValueError, match="would overflow out_blocks.0.skip_linear.weight"):
-        scale_skips(model, "cs", kappa=0.01, preserve=True)
-    assert (model.out_blocks[0].skip_linear.weight == 100).all()
 
 
 def test_a_model_scaled_in_inference_mode_can_be_trained_afterwards() -> None:
