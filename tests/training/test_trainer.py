@@ -126,10 +126,12 @@ def test_training_leaves_the_global_random_state_as_it_was(tmp_path: Path) -> No
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_sharded_training_is_refused() -> None:
+def test_other_wrappers_of_accelerate_are_refused() -> None:
     check_engine("MULTI_GPU")
-    with pytest.raises(ValueError, match="mode FSDP of accelerate is not supported"):
+    with pytest.raises(ValueError, match="set training.parallel=fsdp"):
         check_engine("FSDP")
+    with pytest.raises(ValueError, match="mode DEEPSPEED of accelerate is not supported"):
+        check_engine("DEEPSPEED")
 
 
 def test_a_grid_holds_every_image_once_and_unchanged() -> None:

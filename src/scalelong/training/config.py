@@ -150,6 +150,8 @@ class TrainingConfig(Section):
     grad_accumulation: Whole = 1
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto = bf16 where the device has it, else fp32."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """What several processes share: ddp = the batch; fsdp = the batch, and the memory of weights and optimiser."""
     compile: bool = False
     channels_last: bool = False
     log_every: Whole = 10
@@ -167,6 +169,9 @@ class TrainingConfig(Section):
     def _check(self) -> TrainingConfig:
         parts = self.grad_accumulation
         require(self.batch_size % parts == 0, "batch_size", f"must be a multiple of grad_accumulation ({parts})")
+        # Each process would scale its own shards' gradients and find other overflows than the rest.
+        sharded_fp16 = self.parallel == "fsdp" and self.precision == "fp16"
+        require(not sharded_fp16, "precision", "parallel: fsdp works with fp32 and bf16, not with fp16")
         return self
 
 

@@ -104,7 +104,7 @@ class Watch:
         return Origin("output", self._title(name)) if buffer is None else Origin("buffer", join(name, buffer))
 
     def _title(self, name: str) -> str:
-        return name or type(self.model).__name__
+        return name or type(self.model).__name__.removeprefix("FSDP")  # As fully_shard renames it.
 
 
 def first_bad_gradient(parameters: list[tuple[str, nn.Parameter]], result: Any) -> str | None:

@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from .sharding import local
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -16,8 +18,8 @@ class EMA:
     """A shadow of a model's parameters, s ← s + (1 − d)·(p − s), in float32 or better; buffers are copied.
 
     With `warmup` the decay of update n = 0, 1, … is d = min(decay, (1 + n)/(10 + n)). Names are those of the model's
-    state_dict, so tied weights and scaled skips are included. Make it once the model is whole and on its device. It is
-    not made for sharded parameters (DTensor).
+    state_dict, so tied weights and scaled skips are included. Make it once the model is whole and on its device; of
+    sharded parameters (FSDP) it keeps the shards.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> ema = EMA(model, decay=0.5, warmup=False)
@@ -53,7 +55,8 @@ class EMA:
         weight = 1 - self.decay_now()
         alike = [name for name, shadow in self._averages.items() if sources[name].dtype == shadow.dtype]
         if alike:
-            shadows, parameters = [self._averages[name] for name in alike], [sources[name] for name in alike]
+            # Shards are averaged each for itself: the whole would take the same numbers through Python's slow dispatch.
+            shadows, parameters = ([local(tensors[name]) for name in alike] for tensors in (self._averages, sources))
             torch._foreach_lerp_(shadows, parameters, weight)  # pyright: ignore[reportPrivateImportUsage]
         for name in self._averages.keys() - set(alike):
             # lerp does not mix precisions; one at a time, so that only one parameter is ever copied.

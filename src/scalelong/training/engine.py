@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from .config import Config, OptimConfig, TrainingConfig
+from .sharding import shard
 
 # The devices whose AdamW is one kernel in every supported version of torch.
 FUSED = {"cuda", "cpu", "xpu"}
@@ -43,7 +44,9 @@ def build_accelerator(config: TrainingConfig, folder: Path) -> Any:
 
 
 def check_engine(kind: str) -> None:
-    """Raise where weights would be sharded: averages and checkpoints take whole tensors."""
+    """Raise where Accelerate would wrap the network in a way that checkpoints and averages do not know."""
+    if kind == "FSDP":
+        raise ValueError("accelerate's own FSDP is not used: launch without it, and set training.parallel=fsdp")
     if kind not in ENGINES:
         raise ValueError(f"training in the mode {kind} of accelerate is not supported; use one of {', '.join(ENGINES)}")
 
@@ -73,15 +76,31 @@ def check_trackers(trackers: Sequence[str]) -> None:
             raise ImportError(f"training.trackers: {tracker} is not installed: pip install {extra}")
 
 
-def place(network: nn.Module, config: TrainingConfig, device: torch.device) -> nn.Module:
-    """The network on its device, in its memory layout, and compiled if the recipe says so; the same object."""
-    network.to(device)
-    if config.channels_last:
+def place(network: nn.Module, config: TrainingConfig, accelerator: Any) -> nn.Module:
+    """The network on its device, in its memory layout, compiled and sharded as the recipe says; the same object."""
+    sharded = shares_weights(config, accelerator)
+    if not sharded:
+        network.to(accelerator.device)
+    if config.channels_last and not sharded:
+        # Shards are rows of the plain layout; convolutions follow the layout of the images then.
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if config.compile:
         # In place, so that the names of parameters stay; skips are scaled by now, hooks are traced with the network.
         network.compile()
-    return network
+    return shard(network, accelerator.device, accelerator.mixed_precision) if sharded else network
+
+
+def shares_weights(config: TrainingConfig, accelerator: Any) -> bool:
+    """Whether each process holds only a part of the weights."""
+    return config.parallel == "fsdp" and accelerator.num_processes > 1
+
+
+def wrap(network: nn.Module, optimizer: Optimizer, config: TrainingConfig, accelerator: Any) -> tuple[nn.Module, Any]:
+    """The network as the training step calls it, in its precision and among its processes, and the optimiser."""
+    # A sharded network exchanges gradients by itself.
+    alone = shares_weights(config, accelerator)
+    model = accelerator.prepare_model(network, device_placement=False, evaluation_mode=alone)
+    return model, accelerator.prepare_optimizer(optimizer, device_placement=False)
 
 
 def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.device) -> Optimizer:

@@ -35,7 +35,10 @@ class HeldOut:
         generator = keyed_generator(seed, "held-out", 0)
         times = process.stratified_times(len(data), generator)
         noise = torch.randn(data.images.shape, generator=generator)
-        own = slice(rank, None, world)
+        # All processes make as many forward passes, as shards of weights need; a repeated image counts nothing.
+        own = torch.arange(rank, len(data) + -len(data) % world, world)
+        self.counts = (own < len(data)).double()
+        own %= len(data)
         self.images, self.times, self.noise = data.images[own], times[own], noise[own]
         self.total, self.process, self.batch_size, self.add = len(data), process, batch_size, add
         self.device = torch.device(device)
@@ -45,10 +48,10 @@ class HeldOut:
         """The mean loss of a model; it is left in the mode it was in."""
         was_training = model.training
         model.eval()
-        parts = zip(*(part.split(self.batch_size) for part in (self.images, self.times, self.noise)), strict=True)
+        tensors = (self.counts, self.images, self.times, self.noise)
         total = torch.zeros((), dtype=torch.float64)
-        for images, times, noise in parts:
-            total += self._losses(model, images, times, noise).double().sum().cpu()
+        for counts, *part in zip(*(tensor.split(self.batch_size) for tensor in tensors), strict=True):
+            total += counts @ self._losses(model, *part).double().cpu()
         model.train(was_training)
         # Not every device adds in float64, and a sum over processes does not need it.
         total = total.float().to(self.device)

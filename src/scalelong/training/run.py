@@ -36,7 +36,7 @@ FREE = {"name", "description"} | {
     f"training.{key}"
     for key in (
         *("steps", "log_every", "eval_every", "sample_every", "checkpoint_every"),
-        *("keep_last", "max_skipped", "trackers"),
+        *("keep_last", "max_skipped", "trackers", "parallel"),
     )
 }
 

@@ -5,17 +5,19 @@ Batches, times, noise and the learning rate are functions of the step, so they n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .checkpoint import Checkpoint, CheckpointStore
 from .ema import EMA
-from .flatten import flatten_optimizer, parameter_names, restore_optimizer
+from .flatten import Flat, flatten_optimizer, parameter_names, restore_optimizer
 from .guard import Guard, SpikeDetector
+from .sharding import gather, scatter
 
 
 @dataclass
@@ -37,11 +39,20 @@ class TrainState:
     """Losses since the last logged step, and how many they are."""
     loss_count: int = 0
 
-    def save(self, store: CheckpointStore, *, metrics_size: int, metric: float | None = None) -> Path:
-        optimizer, settings = flatten_optimizer(
-            self.optimizer.state_dict(), parameter_names(self.network, self.optimizer)
-        )
-        tensors = {"model": self.network.state_dict(), "ema": self.ema.state_dict(), "optimizer": optimizer}
+    def tensors(self, keep: bool = True) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds, whole; shards are gathered by all processes, and those that `keep` get the result."""
+        optimizer, _ = self._flat_optimizer()
+        parts = {"model": self.network.state_dict(), "ema": self.ema.state_dict(), "optimizer": optimizer}
+        return {group: gather(tensors, keep) for group, tensors in parts.items()}
+
+    def save(
+        self,
+        store: CheckpointStore,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        *,
+        metrics_size: int,
+        metric: float | None = None,
+    ) -> Path:
         state = {
             "step": self.step,
             "offset": self.offset,
@@ -52,7 +63,7 @@ class TrainState:
             "guard": self.guard.state_dict(),
             "spikes": self.spikes.state_dict(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "optimizer": settings,
+            "optimizer": self._flat_optimizer()[1],
         }
         return store.save(self.step, tensors, state, metric)
 
@@ -72,11 +83,17 @@ class TrainState:
         self._load_training(checkpoint)
         self.offset = next_batch - self.step
 
+    def _flat_optimizer(self) -> Flat:
+        return flatten_optimizer(self.optimizer.state_dict(), parameter_names(self.network, self.optimizer))
+
     def _load_training(self, checkpoint: Checkpoint) -> dict[str, Any]:
         state = checkpoint.state()
-        self.network.load_state_dict(checkpoint.tensors("model"))
-        self.ema.load_state_dict(checkpoint.tensors("ema"), step=state["ema_step"])
-        restore_optimizer(self.optimizer, self.network, checkpoint.tensors("optimizer"), state["optimizer"])
+        self.network.load_state_dict(scatter(checkpoint.tensors("model"), self.network.state_dict()))
+        self.ema.load_state_dict(scatter(checkpoint.tensors("ema"), self.ema.state_dict()), step=state["ema_step"])
+        moments, parameters = checkpoint.tensors("optimizer"), dict(self.network.named_parameters())
+        # A slot is called `parameter.slot`, and is cut like its parameter.
+        like = {key: parameters[name] for key in moments if (name := key.rpartition(".")[0]) in parameters}
+        restore_optimizer(self.optimizer, self.network, scatter(moments, like), state["optimizer"])
         self.spikes.load_state_dict(state["spikes"])
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])

@@ -20,7 +20,7 @@ from .build import build_model, build_process
 from .config import Config
 from .display import Display
 from .ema import EMA
-from .engine import build_accelerator, build_optimizer, check_shares, learning_rate, place
+from .engine import build_accelerator, build_optimizer, check_shares, learning_rate, place, shares_weights, wrap
 from .guard import Guard, TrainingDiverged, Verdict
 from .heldout import HeldOut
 from .journal import Journal
@@ -29,6 +29,7 @@ from .pictures import save_grid
 from .resume import Start, find_start
 from .run import Run, environment
 from .sampling import draw
+from .sharding import whole, without_exchange
 from .signals import StopSignals
 from .state import TrainState
 
@@ -94,10 +95,11 @@ class Trainer:
 
     def _build_model(self) -> None:
         config = self.config
-        self.network = place(build_model(config), config.training, self.device)
+        self.sharded = shares_weights(config.training, self.accelerator)
+        self.network = place(build_model(config), config.training, self.accelerator)
         optimizer = build_optimizer(self.network, config.optim, self.device)
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.model, self.optimizer = self.accelerator.prepare(self.network, optimizer)
+        self.model, self.optimizer = wrap(self.network, optimizer, config.training, self.accelerator)
         guard = Guard(self.network, max_skipped=config.training.max_skipped, average=self._agree)
         ema = EMA(self.network, config.optim.ema_decay)
         self.state = TrainState(self.network, optimizer, ema, guard, self.accelerator.scaler)
@@ -197,7 +199,7 @@ class Trainer:
         """Accumulate the gradients of all parts, exchanged between processes with the last; returns the mean loss."""
         losses = []
         for part in parts[:-1]:
-            with self.accelerator.no_sync(self.model):
+            with without_exchange(self.network) if self.sharded else self.accelerator.no_sync(self.model):
                 losses.append(self.objective.loss(self.model, part))
                 self.accelerator.backward(losses[-1])
         losses.append(self.objective.loss(self.model, parts[-1]))
@@ -205,13 +207,19 @@ class Trainer:
         return torch.stack([loss.detach() for loss in losses]).mean()
 
     def _mean_loss(self, parts: list[Noised]) -> Tensor:
-        """The loss of this process's images once more, without the other processes."""
-        return torch.stack([self.objective.loss(self.network, part) for part in parts]).mean()
+        """The loss of this process's images once more, without the other processes.
+
+        With shards it takes them all, and gradients cannot be had apart from an exchange: there are none then.
+        """
+        if self.sharded:
+            self.optimizer.zero_grad()
+        with torch.set_grad_enabled(not self.sharded):
+            return torch.stack([self.objective.loss(self.network, part) for part in parts]).mean()
 
     def _clip(self) -> Tensor:
         self.accelerator.unscale_gradients(self.optimizer)
         limit = self.config.optim.clip_norm or math.inf
-        return torch.nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True)
+        return whole(torch.nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
 
     def _agree(self, pair: Tensor) -> Tensor:
         """The mean of loss and gradient norm over the processes, which also settle whether one was told to stop."""
@@ -258,19 +266,23 @@ class Trainer:
         return averaged
 
     def _draw_samples(self) -> None:
-        """A grid of images from the averaged weights, always of the same noise."""
-        if self.is_main:
+        """A grid of images from the averaged weights, always of the same noise; shards need every process for it."""
+        if self.is_main or self.sharded:
             steps = min(GRID_STEPS, self.config.diffusion.steps)
             with self.state.ema.swap(self.network.eval()):
                 images = draw(self.network, self.config, GRID_IMAGES, steps=steps)
             self.network.train()
-            save_grid(images, self.folder.samples / f"step-{self.state.step:06d}.png")
+            if self.is_main:
+                save_grid(images, self.folder.samples / f"step-{self.state.step:06d}.png")
         self.accelerator.wait_for_everyone()
 
     def _save(self, metric: float | None = None) -> None:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
-        if self.is_main:
-            self.state.save(self.store, metrics_size=self.journal.metrics.synced_size(), metric=metric)
+        if self.is_main or self.sharded:
+            tensors = self.state.tensors(keep=self.is_main)
+            if self.is_main:
+                size = self.journal.metrics.synced_size()
+                self.state.save(self.store, tensors, metrics_size=size, metric=metric)
         self.accelerator.wait_for_everyone()
 
 
