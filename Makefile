@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install test test-all lint format types demo bench clean
+.PHONY: help venv install test test-all lint format types demo tour bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,10 +25,10 @@ venv: install
 test test-all: export OMP_NUM_THREADS = 1
 
 test: $(STAMP) ## run the tests, without the slow ones
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: $(STAMP) ## run all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP) ## check style and formatting
 	$(BIN)/ruff check .
@@ -41,8 +41,13 @@ format: $(STAMP) ## repair style and formatting
 types: $(STAMP) ## check the types of src
 	$(BIN)/pyright src
 
-demo: $(STAMP) ## show scaled skips at work on a real model
-	$(BIN)/python examples/demo.py
+demo: $(STAMP) ## train a small U-ViT on handwritten digits and draw 64 of them, about three minutes
+	$(BIN)/scalelong train digits --out runs/demo
+	$(BIN)/scalelong sample runs/demo -n 64
+	@echo "Look at the digits: $$(ls -t runs/demo/samples/*/grid.png | head -n 1)"
+
+tour: $(STAMP) ## show scaled skips at work on real networks
+	$(BIN)/python examples/tour.py
 
 bench: $(STAMP) ## measure what scaling costs per training step
 	$(BIN)/python benchmarks/overhead.py

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import bootstrap_median
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -168,13 +169,6 @@ def summarise(
         extra_peak_mib=(peaks[method] - peaks["none"]) / mib,
         largest_skip_mib=widest / mib,
     )
-
-
-def bootstrap_median(values: list[float], draws: int = 2000) -> tuple[float, float]:
-    """A 95 % interval of the median."""
-    generator = random.Random(0)
-    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
 def table(results: list[Result]) -> str:

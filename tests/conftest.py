@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from pathlib import Path
 
 # Read by huggingface_hub when it is first imported, so it must be set before any test module is.
@@ -19,6 +21,21 @@ torch.set_num_threads(1)
 # A deadline measures how busy the machine is, and a random search would make a failure hard to repeat.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+modules_at_last_freeze = 0
+
+
+def pytest_runtest_setup() -> None:
+    """Let the collector, and `gc.get_referrers` in `scale_skips`, look at a test's own objects only.
+
+    With every library loaded either goes through millions of objects, which takes longer than most tests.
+    """
+    global modules_at_last_freeze
+    if len(sys.modules) > modules_at_last_freeze + 50:
+        gc.collect()
+        gc.freeze()
+        modules_at_last_freeze = len(sys.modules)
 
 
 @pytest.fixture(autouse=True)

@@ -340,10 +340,15 @@ def test_a_missing_extra_fails_with_the_pip_command(
     assert_fails(run("inspect", name.format(folder=tmp_path)), r'import.*: pip install "scalelong\[train\]"')
 
 
-def test_a_missing_command_line_fails_with_the_pip_command() -> None:
-    done = run_process("-c", "import sys; sys.modules['typer'] = None; from scalelong.cli import main; main()")
-    expected = 'error: the command line needs typer: pip install "scalelong[train]"\n'
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+def test_a_missing_command_line_fails_with_the_pip_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "scalelong.cli.commands")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as ended:
+        scalelong.cli.main()
+    assert ended.value.code == 2
+    assert tuple(capsys.readouterr()) == ("", 'error: the command line needs typer: pip install "scalelong[train]"\n')
 
 
 # How it looks

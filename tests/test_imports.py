@@ -14,19 +14,20 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "scalelong"
 
 OPTIONAL = {
     *("accelerate", "datasets", "diffusers", "transformers", "torchmetrics", "safetensors", "scipy", "sklearn"),
-    *("matplotlib", "plotly", "jinja2", "typer", "rich", "pydantic", "yaml", "tensorboard"),
+    *("matplotlib", "plotly", "jinja2", "typer", "rich", "pydantic", "yaml", "tensorboard", "timm", "einops"),
 }
 
 BASE = {"skips", "models", "diffusion", "data"}
-EVERYTHING = BASE | {"training", "evaluation", "stability", "report", "cli", "__init__"}
+EVERYTHING = BASE | {"files", "training", "evaluation", "stability", "report", "cli", "__init__"}
 
 # The packages of ours that each one may import, besides itself.
 ALLOWED: dict[str, set[str]] = {
+    "files": set(),
     "skips": set(),
     "models": set(),
     "diffusion": set(),
-    "data": set(),
-    "training": BASE,
+    "data": {"files"},
+    "training": BASE | {"files"},
     "evaluation": BASE | {"training"},
     "stability": BASE | {"training"},
     "report": set(),
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
 # first, because what it loads by itself is its own affair.
 RECORD_ATTEMPTS = """
 import sys
-import torch
+import {first}
 
 class Recorder:
     def find_spec(self, name, path=None, target=None):
@@ -47,21 +48,23 @@ class Recorder:
 
 attempted = set()
 sys.meta_path.insert(0, Recorder())
-import {module}
+{statements}
 open(sys.argv[1], "w").write(" ".join(attempted))
 """
 
 
-def import_freshly(module: str, record: Path) -> tuple[set[str], str]:
-    """Import a module in a new process; what it tried to import, and everything it wrote to the terminal."""
-    command = [sys.executable, "-c", RECORD_ATTEMPTS.format(module=module), str(record)]
+def run_freshly(statements: str, record: Path, first: str = "torch") -> tuple[set[str], str]:
+    """Run statements in a new process; what they tried to import, and everything they wrote to the terminal."""
+    command = [sys.executable, "-c", RECORD_ATTEMPTS.format(first=first, statements=statements), str(record)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
     return set(record.read_text().split()), done.stdout
 
 
-def test_importing_scalelong_needs_torch_only_and_prints_nothing(tmp_path: Path) -> None:
-    attempted, output = import_freshly("scalelong", tmp_path / "attempted")
+def test_importing_scalelong_its_models_and_diffusion_needs_torch_only_and_prints_nothing(tmp_path: Path) -> None:
+    calls = "scalelong.models.preset_names(); scalelong.models.example_inputs('cifar10-unet')"
+    statements = f"import scalelong, scalelong.models, scalelong.diffusion; {calls}"
+    attempted, output = run_freshly(statements, tmp_path / "attempted")
     assert "scalelong" in attempted
     assert attempted & OPTIONAL == set()
     assert output == ""
@@ -70,7 +73,7 @@ def test_importing_scalelong_needs_torch_only_and_prints_nothing(tmp_path: Path)
 def test_the_record_of_imports_sees_one_that_is_guarded_and_absent(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "guarded.py").write_text("try:\n    import absent_here\nexcept ImportError:\n    print('absent')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    attempted, output = import_freshly("guarded", tmp_path / "attempted")
+    attempted, output = run_freshly("import guarded", tmp_path / "attempted", first="os")
     assert "absent_here" in attempted
     assert output == "absent\n"
 

@@ -1,71 +1,18 @@
-"""Laws of loading: pixels arrive unchanged where nothing need change, and an error says what to set."""
+"""Laws of loading: every image once, with its own label and captions, and an error says what to set."""
 
 from __future__ import annotations
 
-import io
-import sys
+import logging
 from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
-from PIL import Image
+from image_cases import config, encoded, pictures, saved, stacked, write_parquet
 from sklearn.datasets import load_digits
-from torch import Tensor
 
-from scalelong.data import DataConfig, DataError, load_images
-
-
-@pytest.fixture(autouse=True)
-def cache_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library keeps a copy of what it loads; tests must not leave one behind."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def config(source: Any, **options: Any) -> DataConfig:
-    return DataConfig(**{"source": str(source), "image_size": 6, "heldout_count": 2, **options})
-
-
-def pictures(count: int, *, size: int = 6) -> list[Image.Image]:
-    return [picture_of(torch.randint(0, 256, (3, size, size), dtype=torch.uint8)) for _ in range(count)]
-
-
-def picture_of(pixels: Tensor) -> Image.Image:
-    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-
-
-def pixels_of(picture: Image.Image) -> Tensor:
-    raw = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-    return raw.view(picture.height, picture.width, -1).permute(2, 0, 1)
-
-
-def png(picture: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def write_parquet(file: Path, **columns: list[Any]) -> Path:
-    pyarrow.parquet.write_table(pyarrow.table(columns), file)
-    return file
-
-
-def encoded(items: list[Image.Image]) -> list[dict[str, Any]]:
-    """As the hub stores images: the file's bytes and its name."""
-    return [{"bytes": png(item), "path": None} for item in items]
-
-
-def load_one(folder: Path, name: str, picture: Image.Image, **options: Any) -> Tensor:
-    """What a picture saved under that name becomes. Shape: (C, H, W)."""
-    images = folder / "images"
-    images.mkdir()
-    # A second, plain picture, because one of the two is held out: the first.
-    picture.save(images / f"0{name}")
-    Image.new("L", picture.size).save(images / "1.png")
-    return load_images(config(images, heldout_count=1, **options)).heldout.images[0]
+from scalelong.data import DataError, ImageSet, caption_of, load_images
 
 
 def test_digits_are_scikit_learns_with_grey_levels_0_to_16_stretched_to_0_to_255() -> None:
@@ -79,121 +26,6 @@ def test_digits_are_scikit_learns_with_grey_levels_0_to_16_stretched_to_0_to_255
     assert torch.cat([data.train.labels, data.heldout.labels]).bincount().tolist() == [
         (original.target == digit).sum() for digit in range(10)
     ]
-
-
-@pytest.mark.parametrize("layout", ["struct", "binary"])
-def test_a_parquet_file_gives_its_pixels_and_labels_in_order(tmp_path: Path, layout: str) -> None:
-    items = pictures(7)
-    column = encoded(items) if layout == "struct" else [png(item) for item in items]
-    file = write_parquet(tmp_path / "some.parquet", img=column, label=[3, 1, 4, 1, 5, 9, 2])
-    data = load_images(config(file, image_column="img", label_column="label"))
-    assert data.train.labels is not None and data.heldout.labels is not None
-    # Rows 0 and 3 of 7 are held out: two at even distances.
-    assert torch.equal(data.heldout.images, torch.stack([pixels_of(items[row]) for row in (0, 3)]))
-    assert torch.equal(data.train.images, torch.stack([pixels_of(items[row]) for row in (1, 2, 4, 5, 6)]))
-    assert (data.train.labels.tolist(), data.heldout.labels.tolist()) == ([1, 4, 5, 9, 2], [3, 1])
-
-
-def test_a_folder_of_parquet_files_has_the_splits_of_their_names(tmp_path: Path) -> None:
-    train, test = pictures(5), pictures(4)
-    folder = tmp_path / "set"
-    folder.mkdir()
-    write_parquet(folder / "train.parquet", image=encoded(train))
-    write_parquet(folder / "test.parquet", image=encoded(test))
-    data = load_images(config(folder, heldout_split="test", heldout_count=2))
-    assert torch.equal(data.train.images, torch.stack(list(map(pixels_of, train))))
-    assert torch.equal(data.heldout.images, torch.stack([pixels_of(test[0]), pixels_of(test[2])]))
-    assert data.train.labels is None
-    assert len(load_images(config(folder, heldout_split="test", heldout_count=100)).heldout) == 4
-
-
-def test_an_image_folder_gives_the_names_of_its_subfolders_as_labels(tmp_path: Path) -> None:
-    folder, items = tmp_path / "animals", pictures(4)
-    for name, item in zip(["cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png"], items, strict=True):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        item.save(folder / name)
-    data = load_images(config(folder, label_column="label"))
-    assert data.train.labels is not None and data.heldout.labels is not None
-    # The held-out images are spread over the table, so that both classes are among them.
-    assert (data.train.labels.tolist(), data.heldout.labels.tolist()) == ([0, 1], [0, 1])
-    assert torch.equal(data.heldout.images, torch.stack([pixels_of(items[0]), pixels_of(items[2])]))
-
-
-@pytest.mark.parametrize(("width", "height"), [(18, 6), (6, 18)])
-def test_cropping_keeps_the_centre_of_the_longer_side(tmp_path: Path, width: int, height: int) -> None:
-    whole = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
-    top, left = (height - 6) // 2, (width - 6) // 2
-    loaded = load_one(tmp_path, ".png", picture_of(whole))
-    assert torch.equal(loaded, whole[:, top : top + 6, left : left + 6])
-
-
-def test_shrinking_averages_what_is_finer_than_a_pixel(tmp_path: Path) -> None:
-    rows, columns = torch.meshgrid(torch.arange(48), torch.arange(48), indexing="ij")
-    checkerboard = ((rows + columns) % 2 * 255).to(torch.uint8).expand(3, 48, 48)
-    loaded = load_one(tmp_path, ".png", picture_of(checkerboard))
-    # Without antialiasing every pixel would be black or white. At the border the filter sees half a period more.
-    assert (loaded.int() - 127).abs().max() <= 3
-
-
-def test_padding_puts_the_picture_unchanged_into_the_middle_of_black(tmp_path: Path) -> None:
-    whole = torch.randint(1, 256, (3, 4, 2), dtype=torch.uint8)
-    loaded = load_one(tmp_path, ".png", picture_of(whole), fit="pad")
-    framed = torch.zeros(3, 6, 6, dtype=torch.uint8)
-    framed[:, 1:5, 2:4] = whole
-    assert torch.equal(loaded, framed)
-
-
-def test_padding_refuses_a_picture_that_is_too_large(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="7×7 is larger than the 6×6 to pad it to; use data.fit: crop"):
-        load_one(tmp_path, ".png", pictures(1, size=7)[0], fit="pad")
-
-
-def test_grey_pictures_become_three_equal_channels_and_colours_one(tmp_path: Path) -> None:
-    grey = Image.new("L", (6, 6), 77)
-    file = write_parquet(tmp_path / "grey.parquet", image=encoded([grey, Image.new("RGB", (6, 6), (255, 0, 0))]))
-    in_colour = load_images(config(file, heldout_count=1))
-    assert (in_colour.heldout.images == 77).all() and in_colour.heldout.images.shape == (1, 3, 6, 6)
-    in_grey = load_images(config(file, heldout_count=1, channels=1))
-    assert in_grey.train.images.shape == (1, 1, 6, 6)
-    # Red's share of the luminance in ITU-R 601.
-    assert (in_grey.train.images == round(0.299 * 255)).all()
-
-
-def test_transparent_parts_are_white(tmp_path: Path) -> None:
-    picture = Image.new("RGBA", (6, 6), (255, 0, 0, 0))
-    picture.putpixel((2, 1), (10, 20, 30, 255))
-    loaded = load_one(tmp_path, ".png", picture)
-    assert loaded[:, 1, 2].tolist() == [10, 20, 30]
-    assert loaded[:, 0, 0].tolist() == [255, 255, 255]
-
-
-def test_a_palette_is_looked_up(tmp_path: Path) -> None:
-    original = Image.new("RGB", (6, 6), (10, 200, 30))
-    loaded = load_one(tmp_path, ".png", original.quantize(4))
-    assert torch.equal(loaded, pixels_of(original))
-
-
-def test_sixteen_bits_keep_their_upper_half(tmp_path: Path) -> None:
-    picture = Image.new("I;16", (6, 6), 0x8123)
-    assert (load_one(tmp_path, ".png", picture, channels=1) == 0x81).all()
-
-
-def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
-    loaded = load_one(tmp_path, ".tif", Image.new("CMYK", (6, 6), (255, 0, 0, 0)))
-    assert loaded[:, 0, 0].tolist() == [0, 255, 255]
-
-
-def test_a_picture_is_turned_upright_as_its_exif_says(tmp_path: Path) -> None:
-    upright = torch.randint(0, 256, (3, 6, 6), dtype=torch.uint8)
-    lying = picture_of(upright).transpose(Image.Transpose.ROTATE_90)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned clockwise by 90° to be seen upright
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for name in ("0.png", "1.png"):
-        lying.save(folder / name, exif=exif)
-    data = load_images(config(folder, heldout_count=1))
-    assert torch.equal(data.train.images[0], upright)
 
 
 def test_progress_counts_every_image_once(tmp_path: Path) -> None:
@@ -221,7 +53,15 @@ def test_loading_prints_nothing_and_leaves_the_librarys_progress_bars_as_they_we
         ),
         (
             {"image_column": "imge", "label_column": "label"},
-            "data.label_column: the column 'label' holds Value('string'), not whole numbers",
+            "data.label_column: the column 'label' holds Value('string'), not whole numbers (row 2)",
+        ),
+        (
+            {"image_column": "imge", "caption_column": "labels"},
+            "data.caption_column: there is no column 'labels'; did you mean 'label'? There are: imge, label, size",
+        ),
+        (
+            {"image_column": "imge", "caption_column": "size"},
+            "data.caption_column: the column 'size' holds Value('float64'), not a text or a list of texts (row 2)",
         ),
         (
             {"train_split": "trian"},
@@ -242,60 +82,131 @@ def test_what_a_table_does_not_have_is_named_with_what_it_has(
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("content", [b"this is no image", png(Image.new("L", (6, 6), 9))[:-30], None])
-def test_a_picture_that_cannot_be_read_is_named_by_its_row(tmp_path: Path, content: bytes | None) -> None:
-    column = encoded(pictures(5))
-    column[4]["bytes"] = content
-    file = write_parquet(tmp_path / "broken.parquet", image=column)
-    with pytest.raises(DataError, match=r"image 4 of .*broken\.parquet: "):
+def with_sides(file: Path, labels: list[Any] | None = None, captions: list[Any] | None = None, count: int = 7) -> Path:
+    columns = {"label": labels, "text": captions}
+    sides = {name: values for name, values in columns.items() if values is not None}
+    return write_parquet(file, image=encoded(pictures(count)), **sides)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, 2, 3, 2, 1, 0], "labels must lie in 0 … 2 (row 3: 3)"),
+        ([0, 1, -1, 1, 2, -7, 0], "labels must lie in 0 … 2 (row 2: -1, row 5: -7)"),
+        ([9] * 7, "labels must lie in 0 … 2 (row 1: 9, row 2: 9, row 4: 9, row 5: 9, row 6: 9)"),
+        ([0, 1, None, 1, 2, 0, 0], "the column 'label' holds Value('int64'), not whole numbers (row 2)"),
+        ([0.0] * 7, "the column 'label' holds Value('float64'), not whole numbers (row 1, row 2, row 4, row 5, row 6)"),
+    ],
+)
+def test_labels_that_name_no_class_are_refused_with_their_rows(tmp_path: Path, labels: list[Any], message: str) -> None:
+    file = with_sides(tmp_path / "some.parquet", labels)
+    with pytest.raises(DataError) as caught:
+        load_images(config(file, label_column="label"), classes=3)
+    assert str(caught.value) == f"data.label_column: {message}"
+
+
+def test_without_a_number_of_classes_only_negative_labels_are_refused(tmp_path: Path) -> None:
+    assert (
+        load_images(config(with_sides(tmp_path / "a.parquet", [9] * 7), label_column="label")).train.labels is not None
+    )
+    with pytest.raises(DataError, match=r"labels must not be negative \(row 1: -1\)"):
+        load_images(config(with_sides(tmp_path / "b.parquet", [0, -1, 0, 0, 0, 0, 0]), label_column="label"))
+
+
+@pytest.mark.parametrize(
+    "captions",
+    [
+        ["a", "b", "", "d", "e", "  ", "g"],
+        ["a", "b", None, "d", "e", "", "g"],
+        [["a"], ["b", "b"], [], ["d"], ["e"], ["f", ""], ["g"]],
+        [["a"], ["b"], None, ["d"], ["e"], [None], ["g"]],
+    ],
+    ids=["text", "text or null", "lists", "lists or null"],
+)
+def test_empty_captions_are_refused_with_their_rows(tmp_path: Path, captions: list[Any]) -> None:
+    file = with_sides(tmp_path / "some.parquet", captions=captions)
+    with pytest.raises(DataError) as caught:
+        load_images(config(file, caption_column="text"))
+    assert str(caught.value) == "data.caption_column: there are empty captions (row 2, row 5)"
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_captions_are_those_of_their_images(tmp_path: Path, several: bool) -> None:
+    texts = [(f"{row} a", f"{row} b") if several else (f"{row} a",) for row in range(7)]
+    file = with_sides(tmp_path / "some.parquet", captions=[list(row) if several else row[0] for row in texts])
+    data = load_images(config(file, caption_column="text"))
+    assert data.train.captions == tuple(texts[row] for row in (1, 2, 4, 5, 6))
+    assert data.heldout.captions == (texts[0], texts[3])
+
+
+def test_one_of_several_captions_is_drawn_for_each_example_by_its_seed() -> None:
+    captions = (("a",), ("b", "c"), ("d", "e", "f"))
+    data = ImageSet(torch.zeros(3, 3, 6, 6, dtype=torch.uint8), captions=captions)
+    picked = data.pick(torch.tensor([2, 0, 1, 2]), torch.tensor([4, 4, 4, 5]))
+    assert picked.captions == ("e", "a", "b", "f")
+    assert picked.labels is None and picked.text is None
+
+
+def test_every_caption_is_as_likely_as_the_others() -> None:
+    seeds = torch.randint(2**63 - 1, (5000,)).tolist()
+    drawn = torch.tensor([caption_of(seed, 5) for seed in seeds]).bincount(minlength=5)
+    # Six standard deviations of a count of 5000 draws at 1 in 5.
+    assert (drawn - 1000).abs().max() < 6 * (5000 * 0.2 * 0.8) ** 0.5
+
+
+def broken_rows(file: Path, count: int, *broken: int) -> tuple[Path, list[Any]]:
+    """A file whose images say the number of their row, with a label and a caption that say it too."""
+    items = pictures(count)
+    column = encoded(items)
+    for row in broken:
+        column[row] = {"bytes": saved(items[row])[:-30], "path": f"{row}.png"}
+    numbers = list(range(count))
+    write_parquet(file, image=column, label=numbers, text=[f"caption {row}" for row in numbers])
+    return file, items
+
+
+def test_a_broken_image_is_left_out_with_its_label_and_caption(tmp_path: Path, caplog: Any) -> None:
+    # Rows 0 and 100 are held out; of those and of the others one each is broken.
+    file, items = broken_rows(tmp_path / "some.parquet", 200, 100, 150)
+    data = load_images(config(file, label_column="label", caption_column="text"))
+    for part, rows in ((data.heldout, [0]), (data.train, [row for row in range(1, 200) if row not in (100, 150)])):
+        assert part.labels is not None and part.labels.tolist() == rows
+        assert part.captions == tuple((f"caption {row}",) for row in rows)
+        assert torch.equal(part.images, stacked([items[row] for row in rows]))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    message = record.getMessage()
+    assert message.startswith(f"skipped: 2 of 200 images of {file} could not be read (row 150 (150.png): OSError: ")
+    assert "row 100 (100.png): OSError: " in message
+
+
+@pytest.mark.parametrize(("count", "broken"), [(3, [2]), (100, [1, 2]), (300, [1, 2, 3, 4])])
+def test_more_than_one_percent_broken_is_an_error_that_names_the_first(
+    tmp_path: Path, count: int, broken: list[int]
+) -> None:
+    file, _ = broken_rows(tmp_path / "some.parquet", count, *broken)
+    with pytest.raises(DataError) as caught:
+        load_images(config(file))
+    message = str(caught.value)
+    assert message.startswith(
+        f"data.source: {len(broken)} of {count} images of {file} could not be read (row {broken[0]}"
+    )
+    assert message.endswith("; more than 1 % stops the run")
+    assert "\n" not in message
+
+
+def test_of_many_broken_images_all_are_counted_and_five_named(tmp_path: Path) -> None:
+    file, _ = broken_rows(tmp_path / "some.parquet", 20, *range(1, 9))
+    with pytest.raises(DataError, match=r"8 of 20 .*row 1 .*row 2 .*row 3 .*row 4 .*row 5 .* and 3 more\)"):
         load_images(config(file))
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("./nowhere", "data.source: './nowhere' was not found (looked for {cwd}/nowhere)"),
-        ("nowhere.parquet", "data.source: 'nowhere.parquet' was not found (looked for {cwd}/nowhere.parquet)"),
-        ("a/b/c", "data.source: 'a/b/c' was not found (looked for {cwd}/a/b/c)"),
-        (
-            "sklearn:iris",
-            "data.source: 'sklearn:iris' is not known; of scikit-learn's datasets only 'sklearn:digits' is",
-        ),
-    ],
-)
-def test_a_source_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError) as caught:
-        load_images(config(source))
-    assert str(caught.value) == message.format(cwd=tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["text file", "empty folder"])
-def test_a_path_without_images_says_what_it_could_be(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "thing"
-    path.write_text("hello") if kind == "text file" else path.mkdir()
-    with pytest.raises(DataError, match="is neither a parquet file nor a folder of parquet files or images"):
-        load_images(config(path))
-
-
-def test_without_the_hub_a_local_path_is_proposed() -> None:
-    with pytest.raises(DataError, match="hub could not be reached .* --set data.source=PATH"):
-        load_images(config("nobody-here/no-such-set"))
-
-
-@pytest.mark.parametrize(
-    ("source", "library", "blocked"),
-    [("sklearn:digits", "scikit-learn", "sklearn.datasets"), ("nobody-here/no-such-set", "datasets", "datasets")],
-)
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, source: str, library: str, blocked: str
-) -> None:
-    monkeypatch.setitem(sys.modules, blocked, None)
-    with pytest.raises(ImportError) as caught:
-        load_images(config(source))
-    assert str(caught.value) == f"the data '{source}' needs {library}: pip install 'scalelong[train]'"
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_threads_changes_nothing(tmp_path: Path, workers: int) -> None:
+    file, items = broken_rows(tmp_path / "some.parquet", 150, 149)
+    data = load_images(config(file, label_column="label", workers=workers))
+    assert data.train.labels is not None and data.train.labels.tolist() == [*range(1, 75), *range(76, 149)]
+    assert torch.equal(data.train.images, stacked([items[row] for row in data.train.labels.tolist()]))
 
 
 def test_cifar10_loads_from_its_parquet_files(shared_data: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from scalelong.data import Batch, Batches, BatchOrder, ImageSet, keyed_generator
+from scalelong.data import Batch, BatchDraws, Batches, BatchOrder, ImageSet, Picked, keyed_generator
 from scalelong.diffusion import to_uint8
 
 ORDERS = st.builds(BatchOrder, size=st.integers(1, 12), batch_size=st.integers(1, 15), seed=st.integers(0, 2**63 - 1))
@@ -50,6 +51,36 @@ def test_flips_are_a_function_of_seed_and_step() -> None:
     assert len({tuple(flips.tolist()) for flips in steps}) == 100
     # Six standard deviations of the mean of 6400 fair coins.
     assert abs(torch.stack(steps).float().mean().item() - 0.5) < 6 * 0.5 / 80
+
+
+def test_seeds_are_a_function_of_seed_and_step_and_differ_between_examples() -> None:
+    steps = [BatchOrder(10, 64, seed=3).seeds(step) for step in range(50)]
+    assert all(torch.equal(seeds, BatchDraws(64, seed=3).seeds(step)) for step, seeds in enumerate(steps))
+    assert torch.stack(steps).unique().numel() == 50 * 64
+    assert torch.stack(steps).min() >= 0
+    assert not torch.equal(steps[0], BatchDraws(64, seed=4).seeds(0))
+
+
+class Latents:
+    """Examples whose image is their index and seed, with features of a text."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def pick(self, indices: Tensor, seeds: Tensor) -> Picked:
+        images = torch.stack([indices, seeds % 1000], dim=1).float().view(-1, 1, 1, 2)
+        return Picked(images, text=indices.float().view(-1, 1, 1).expand(-1, 5, 3))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_latents_and_text_pass_unchanged_and_unmirrored_with_the_seeds_of_their_examples(world: int) -> None:
+    order = BatchOrder(10, 6, seed=1)
+    parts = [Batches(Latents(), order, flip=True, rank=rank, world=world).at(4) for rank in range(world)]
+    images = torch.cat([part.images for part in parts]).view(6, 2)
+    assert images.dtype == torch.float32
+    assert torch.equal(images, torch.stack([order.indices(4), order.seeds(4) % 1000], dim=1).float())
+    texts = torch.cat([text for part in parts if (text := part.text) is not None])
+    assert texts.shape == (6, 5, 3) and torch.equal(texts[:, 0, 0], order.indices(4).float())
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 6])
@@ -100,15 +131,16 @@ def test_images_without_labels_make_batches_without_labels() -> None:
     data = ImageSet(numbered_images(4).images)
     batch = Batches(data, BatchOrder(4, 4, seed=0)).at(0)
     assert batch.labels is None
-    assert all(part.labels is None for part in batch.split(2))
+    assert all(part.labels is None and part.text is None and part.captions is None for part in batch.split(2))
 
 
 def test_the_parts_of_a_batch_in_order_are_the_batch() -> None:
-    batch = Batches(numbered_images(8), BatchOrder(8, 8, seed=0)).at(3)
+    batch = Batch(3, torch.rand(8, 3, 4, 4), torch.arange(8), torch.rand(8, 5, 2), tuple("abcdefgh"))
     parts = batch.split(4)
     assert [(len(part), part.step) for part in parts] == [(2, 3)] * 4
-    assert torch.equal(torch.cat([part.images for part in parts]), batch.images)
-    assert torch.equal(torch.cat([label for part in parts if (label := part.labels) is not None]), batch.labels)
+    for name in ("images", "labels", "text"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name))
+    assert tuple(caption for part in parts for caption in part.captions or ()) == batch.captions
 
 
 def test_a_batch_that_cannot_be_shared_evenly_says_what_to_set() -> None:

@@ -31,6 +31,8 @@ class Family:
     """Whether a norm is the first to read the joined features."""
     requires: str | None = None
     """The library that must be installed."""
+    like: str | None = None
+    """Another family that hands over its skips by the same code; its laws then need not be run as often."""
 
     def __str__(self) -> str:
         return self.name
@@ -49,8 +51,12 @@ class Family:
             wake(model)
             return model, self.inputs()
 
+    @torch.no_grad()
     def run(self, model: nn.Module, inputs: Inputs) -> Tensor:
         """The model's output as a tensor."""
+        return self.run_with_gradients(model, inputs)
+
+    def run_with_gradients(self, model: nn.Module, inputs: Inputs) -> Tensor:
         output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
         if isinstance(output, Tensor):
             return output
@@ -77,3 +83,8 @@ def wake(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.is_floating_point() and parameter.min() == parameter.max():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
+
+
+def cases(families: list[Family]) -> list[Any]:
+    """Parameters of a test of every family; those that are like another one are left to the slow tests."""
+    return [family if family.like is None else pytest.param(family, marks=pytest.mark.slow) for family in families]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .family import Family, Inputs
+from .family import Family, Inputs, cases
 from .oracle import Joined, disagreements, record_joins, skips_seen
 from .zoo import FAMILIES, NOT_UNETS, UNKNOWN, UNREACHABLE
 
@@ -22,7 +22,7 @@ class Case(NamedTuple):
     joins: list[Joined]
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *UNKNOWN, *UNREACHABLE], ids=str)
+@pytest.fixture(scope="module", params=cases([*FAMILIES, *UNKNOWN, *UNREACHABLE]), ids=str)
 def case(request: pytest.FixtureRequest) -> Case:
     family = request.param
     model, inputs = family.tiny()

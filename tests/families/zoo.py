@@ -100,8 +100,8 @@ def volume(spatial_dims: int, **others: Tensor) -> Inputs:
     return {"x": torch.randn(2, 1, *[8] * spatial_dims), "timesteps": torch.tensor([3, 700]), **others}
 
 
-def monai(name: str, build: Any, inputs: Any) -> Family:
-    return Family(f"monai-{name}", build, inputs, (8, 8, 8, 16), Join(r"up_blocks\.\d+"), True, "monai")
+def monai(name: str, build: Any, inputs: Any, like: str | None = None) -> Family:
+    return Family(f"monai-{name}", build, inputs, (8, 8, 8, 16), Join(r"up_blocks\.\d+"), True, "monai", like)
 
 
 TEXT = {"with_conditioning": True, "cross_attention_dim": 8}
@@ -109,7 +109,12 @@ MONAI = [
     monai("diffusion-2d", lambda: monai_diffusion(2), lambda: volume(2)),
     monai("diffusion-3d", lambda: monai_diffusion(3), lambda: volume(3)),
     monai("diffusion-2d-text", lambda: monai_diffusion(2, **TEXT), lambda: volume(2, context=torch.randn(2, 3, 8))),
-    monai("diffusion-3d-text", lambda: monai_diffusion(3, **TEXT), lambda: volume(3, context=torch.randn(2, 3, 8))),
+    monai(
+        "diffusion-3d-text",
+        lambda: monai_diffusion(3, **TEXT),
+        lambda: volume(3, context=torch.randn(2, 3, 8)),
+        like="monai-diffusion-2d-text",
+    ),
     monai("diffusion-resnet-resampling", lambda: monai_diffusion(2, resblock_updown=True), lambda: volume(2)),
     Family(
         "monai-basic-unet",

@@ -308,6 +308,7 @@ DIFFUSERS = [
         lambda: stable_diffusion(use_linear_projection=True, attention_head_dim=[2, 2, 4, 4]),
         with_text,
         STABLE_DIFFUSION,
+        like="diffusers-stable-diffusion-1",
     ),
     _family("stable-diffusion-xl", stable_diffusion_xl, text_and_sizes, (16, 16, 16, 16, 32, 32, 32, 32, 32)),
     _family("k-blocks", k_blocks, with_text, (32, 64)),

@@ -9,14 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from families.family import Family
+from families.family import Family, cases
 from families.oracle import skips_seen
 from families.zoo import FAMILIES, NOT_UNETS
-from scalelong import METHODS, AbsorbedScalingWarning, SkipScaling, find_skips, fuse_skips, scale_skips, unscale_skips
+from scalelong import AbsorbedScalingWarning, SkipScaling, find_skips, fuse_skips, scale_skips, unscale_skips
 
-every_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
+
+def each(families: list[Family]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("family", cases(families), ids=str)
+
+
+every_family = each(FAMILIES)
 ignore_absorption = pytest.mark.filterwarnings("ignore::scalelong.AbsorbedScalingWarning")
-METHOD_NAMES = [name for name in METHODS if name != "none"]
 
 
 def scaling_in(model: nn.Module) -> Any:
@@ -57,12 +61,12 @@ def test_constant_scaling_multiplies_each_skip_at_its_join_by_its_own_coefficien
 
 
 @every_family
-@pytest.mark.parametrize("method, options", [("cs", {"kappa": 1.0}), ("none", {}), ("learnable", {"init": 1.0})])
-def test_a_coefficient_of_one_changes_nothing_to_the_bit(family: Family, method: str, options: dict) -> None:
+def test_a_coefficient_of_one_changes_nothing_to_the_bit(family: Family) -> None:
     model, inputs = family.tiny()
     before = family.run(model, inputs)
-    scale_skips(model, method, **options)
-    assert torch.equal(family.run(model, inputs), before)
+    for method, options in (("cs", {"kappa": 1.0}), ("learnable", {"init": 1.0}), ("none", {})):
+        scale_skips(model, method, **options)
+        assert torch.equal(family.run(model, inputs), before), method
 
 
 @every_family
@@ -90,14 +94,14 @@ def test_a_deep_copy_is_scaled_by_its_own_copy_of_the_method(family: Family) -> 
 
 
 @every_family
-@pytest.mark.parametrize("method", ["ls", "norm"])
-def test_every_parameter_of_a_learned_method_gets_a_gradient(family: Family, method: str) -> None:
+def test_every_parameter_of_a_learned_method_gets_a_gradient(family: Family) -> None:
     model, inputs = family.tiny()
     # A narrow ReLU may be dead at the start; ELU never is.
-    scale_skips(model, method, **({"ratio": 2, "activation": "elu"} if method == "ls" else {}))
-    family.run(model, inputs).square().mean().backward()
-    for name, parameter in scaling_in(model).named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+    for method, options in (("ls", {"ratio": 2, "activation": "elu"}), ("norm", {})):
+        scale_skips(model, method, **options)
+        family.run_with_gradients(model, inputs).square().mean().backward()
+        for name, parameter in scaling_in(model).named_parameters():
+            assert parameter.grad is not None and parameter.grad.abs().sum() > 0, (method, name)
 
 
 @every_family
@@ -121,7 +125,7 @@ FOLDS_AFTER_THE_NORM = ("diffusers-", "monai-diffusion", "improved-", "guided-",
 CONDITIONAL_NORM = ("diffusers-kandinsky3", "diffusers-k-blocks")
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family.absorbed], ids=str)
+@each([family for family in FAMILIES if family.absorbed])
 def test_scaling_after_a_norm_folds_into_its_scale_and_shift_unless_it_is_conditional(family: Family) -> None:
     model, inputs = family.tiny()
     names = list(model.state_dict())
@@ -167,7 +171,7 @@ def test_scaling_after_the_norm_acts_and_can_be_undone(family: Family) -> None:
 ABSORBING = [family for family in FAMILIES if family.absorbed and family.name != "diffusers-hunyuan-dit"]
 
 
-@pytest.mark.parametrize("family", ABSORBING, ids=str)
+@each(ABSORBING)
 def test_a_constant_that_a_norm_absorbs_is_warned_about_once_with_the_measured_share(family: Family) -> None:
     model, _ = family.tiny()
     with pytest.warns(AbsorbedScalingWarning, match=r"\d+\.\d% of the scaling survives") as caught:
@@ -175,7 +179,7 @@ def test_a_constant_that_a_norm_absorbs_is_warned_about_once_with_the_measured_s
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ABSORBING], ids=str)
+@each([family for family in FAMILIES if family not in ABSORBING])
 def test_a_constant_that_acts_is_not_warned_about(family: Family, recwarn: pytest.WarningsRecorder) -> None:
     model, _ = family.tiny()
     scale_skips(model, "uniform", value=0.9)

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def poison(batch_index: int) -> None:
 
     def noise(self: Objective, batch: Batch) -> Noised:
         noised = draw(self, batch)
-        return Noised(noised.images, noised.times, noised.noise * float("nan")) if batch.step == batch_index else noised
+        return replace(noised, noise=noised.noise * float("nan")) if batch.step == batch_index else noised
 
     Objective.noise = noise
 

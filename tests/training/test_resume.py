@@ -28,6 +28,14 @@ UNET = (
 )
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped, not to be written to."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run_tiny(folder)
+    return folder
+
+
 class SignalAt(Display):
     """Sends this process a signal during a step."""
 
@@ -83,36 +91,32 @@ def test_a_signal_that_a_launcher_passes_on_counts_once(monkeypatch: pytest.Monk
 
 
 def test_a_damaged_newest_checkpoint_is_left_for_the_one_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_tiny(tmp_path / "run", "training.steps=6")
     flip_bit(tmp_path / "run" / "checkpoints" / "step-000006" / "model.safetensors", 500)
     assert run_tiny(tmp_path / "run").trained == 8 - 3
     assert "step-000006 is damaged" in caplog.text
-    run_tiny(tmp_path / "whole")
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert_same_run(tmp_path / "run", whole)
 
 
-def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
-    run_tiny(tmp_path)
-    before = contents(tmp_path)
-    result = run_tiny(tmp_path)
+def test_a_finished_run_is_left_as_it_is(whole: Path) -> None:
+    before = contents(whole)
+    result = run_tiny(whole)
     assert (result.finished, result.trained) == (True, 0)
-    assert contents(tmp_path) == before
+    assert contents(whole) == before
 
 
-def test_a_named_checkpoint_is_where_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_named_checkpoint_is_where_a_run_goes_on(whole: Path, tmp_path: Path) -> None:
     run_tiny(tmp_path / "run", "training.steps=6")
     assert run_tiny(tmp_path / "run", resume=tmp_path / "run" / "checkpoints" / "step-000003").trained == 8 - 3
-    run_tiny(tmp_path / "whole")
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert_same_run(tmp_path / "run", whole)
 
 
-def test_a_run_begins_in_a_new_folder_at_a_checkpoint_of_another(tmp_path: Path) -> None:
-    run_tiny(tmp_path / "first")
-    run_tiny(tmp_path / "second", resume=tmp_path / "first" / "checkpoints" / "step-000006")
-    assert [line["step"] for line in lasting_metrics(tmp_path / "second")] == [7, 8]
-    ours, theirs = final_tensors(tmp_path / "second"), final_tensors(tmp_path / "first")
+def test_a_run_begins_in_a_new_folder_at_a_checkpoint_of_another(whole: Path, tmp_path: Path) -> None:
+    run_tiny(tmp_path, resume=whole / "checkpoints" / "step-000006")
+    assert [line["step"] for line in lasting_metrics(tmp_path)] == [7, 8]
+    ours, theirs = final_tensors(tmp_path), final_tensors(whole)
     assert all(tensor.equal(ours[name]) for name, tensor in theirs.items())
 
 

@@ -108,8 +108,9 @@ def test_the_held_out_loss_does_not_depend_on_batches_or_processes(tmp_path: Pat
     trainer = make_trainer(tmp_path)
     config, model = trainer.config, build_model(trainer.config)
     data, process = trainer.batches.data, build_process(config.diffusion)
-    whole = HeldOut(data, process, seed=0, batch_size=len(data)).loss(model)
-    shares = [HeldOut(data, process, seed=0, batch_size=100, rank=rank, world=3).loss(model) for rank in range(3)]
+    parts: Any = (data, process, trainer.conditioning)
+    whole = HeldOut(*parts, seed=0, batch_size=len(data)).loss(model)
+    shares = [HeldOut(*parts, seed=0, batch_size=100, rank=rank, world=3).loss(model) for rank in range(3)]
     # 1e-6: float32 sums in another order.
     assert sum(shares) == pytest.approx(whole, rel=1e-6)
 

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import METHODS, __version__
 from ..models import preset_names
-from . import training
+from . import exporting, preparing, training
 from .errors import fail, user_errors
 from .inspecting import inspect_model
 from .loading import load_model
@@ -91,5 +91,7 @@ def inspect(
 
 
 app.command(help=training.TRAIN)(training.train)
+app.command(help=preparing.PREPARE)(preparing.prepare)
 app.command(help=training.SAMPLE)(training.sample)
 app.command(help=training.RECIPES)(training.recipes)
+app.command(help=exporting.EXPORT)(exporting.export)

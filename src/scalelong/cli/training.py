@@ -35,7 +35,9 @@ SAMPLE = """Draw images from a trained run: one PNG each, and a grid of all.
 \b
 Examples:
   scalelong sample runs/digits-cs
-  scalelong sample runs/digits-cs -n 16 --steps 25 --seed 7 --weights raw"""
+  scalelong sample runs/digits-cs -n 16 --steps 25 --seed 7 --weights raw
+  scalelong sample runs/cifar10-tiny-class-uvit-cs --class 3 --guidance 3
+  scalelong sample runs/flickr-tiny-uvit-cs -n 16 --prompt 'a dog runs over the grass'"""
 
 RECIPES = """List the recipes that come with scalelong: parameters, data and steps.
 
@@ -122,16 +124,29 @@ def report(result: Result) -> None:
 def sample(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     count: Annotated[int, typer.Option("-n", min=1, help="How many images.")] = 64,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the solver.")] = 50,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the solver; else the recipe's.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="The solver; else the recipe's.")] = None,
+    guidance: Annotated[float | None, typer.Option(min=0, help="1 = the condition as it is, more = stronger.")] = None,
+    label: Annotated[int | None, typer.Option("--class", min=0, help="Draw this class only.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Draw what this text says.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The first image's seed; the next has the next.")] = 0,
     weights: Weights = "ema",
 ) -> None:
     with run_errors():
         if weights not in ("ema", "raw"):
             raise ValueError(f"--weights is ema or raw, not {weights!r}")
-        from ..training import sample_run
+        from ..training import Wish, sample_run
 
-        folder = sample_run(run, count, steps=steps, seed=seed, weights="ema" if weights == "ema" else "raw")
+        folder = sample_run(
+            run,
+            count,
+            steps=steps,
+            sampler=sampler,
+            guidance=guidance,
+            wish=Wish(label, prompt),
+            seed=seed,
+            weights="ema" if weights == "ema" else "raw",
+        )
     typer.echo(f"{count} images and grid.png: {folder}")
 
 

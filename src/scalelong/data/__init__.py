@@ -1,18 +1,32 @@
-"""Data: images decoded once to uint8 and kept in memory, and batches whose order is a function of seed and step."""
+"""Data: images in memory, in an order that is a function of seed and step, or streamed and resumed exactly."""
 
 from .config import DataConfig
+from .examples import BatchSource, Examples, Picked, caption_of
 from .images import DataError, ImageData, ImageSet, Progress, load_images
-from .loader import Batch, Batches, BatchOrder, keyed_generator
+from .loader import Batch, BatchDraws, Batches, BatchOrder, keyed_generator
+from .stream_data import StreamData, load_stream, open_batches
+from .streaming import StreamBatches
+from .streams import ImageStream
 
 __all__ = [
     "Batch",
+    "BatchDraws",
     "BatchOrder",
+    "BatchSource",
     "Batches",
     "DataConfig",
     "DataError",
+    "Examples",
     "ImageData",
     "ImageSet",
+    "ImageStream",
+    "Picked",
     "Progress",
+    "StreamBatches",
+    "StreamData",
+    "caption_of",
     "keyed_generator",
     "load_images",
+    "load_stream",
+    "open_batches",
 ]

@@ -13,8 +13,9 @@ class DataConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     source: str = Field(min_length=1)
-    """`sklearn:digits`, a dataset on the Hugging Face hub (`owner/name`), or a local path: a parquet file, a folder of
-    parquet files, or a folder of images. Relative paths start at the working directory."""
+    """`sklearn:digits`, a dataset on the Hugging Face hub (`owner/name`), or a local path: a parquet file, a webdataset
+    tar, a zip of images, a pattern such as `shards/*.tar`, or a folder of parquet files, of tars or of images. Folders
+    of images inside a folder or a zip are classes. Relative paths start at the working directory."""
     image_size: int = Field(gt=0)
     channels: Literal[1, 3] = 3
     """3 = colour (grey images are repeated), 1 = grey (colour images lose their colour)."""
@@ -25,11 +26,25 @@ class DataConfig(BaseModel):
     image_column: str = "image"
     label_column: str | None = None
     """null = the labels, if there are any, are left out."""
+    caption_column: str | None = None
+    """A text in each row, or several, of which one is drawn at each step; null = no captions."""
     train_split: str = "train"
     heldout_split: str | None = None
     """null = the held-out images are taken out of the training split."""
     heldout_count: int = Field(default=512, gt=0)
-    """How many images the held-out loss is measured on, spread evenly over their split."""
+    """How many images the held-out loss is measured on, spread evenly over their split; in streamed parquet files and
+    tars, whose rows are not counted beforehand, the first ones."""
+    streaming: bool = False
+    """false: every image is decoded once and kept in memory. true: they are read and decoded while training."""
+    shuffle_buffer: int = Field(default=10_000, gt=0)
+    """How many rows of a stream are shuffled together, after the order of its files; up to twice as many undecoded
+    images are in memory."""
+    workers: int = Field(default=4, gt=0)
+    """Threads that decode; the images and their order do not depend on it."""
+
+    prepared: str | None = Field(default=None, min_length=1)
+    """The folder that `scalelong prepare` fills with latents and text features; null = `prepared/<recipe>-<hash>` in
+    the working directory, where the hash is that of everything the files depend on."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .broken import BrokenImages
+from .columns import Sides, check_columns, read_sides, side_columns
 from .config import DataConfig
-from .pixels import to_pixels
-from .sources import DataError, Table, closest_of, open_tables
+from .decoding import decode, ordered_map, row_name
+from .errors import DataError
+from .examples import Picked, caption_of
+from .sources import open_tables, pick_split
+from .tables import Table
 
 __all__ = ["DataError", "ImageData", "ImageSet", "Progress", "load_images"]
 
@@ -20,13 +26,23 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images in memory. Shape: images (N, C, H, W), uint8; labels (N,), int64, or None."""
+    """Images in memory, perhaps with labels and captions. Shape: images (N, C, H, W), uint8; labels (N,), int64."""
 
     images: Tensor
     labels: Tensor | None = None
+    captions: tuple[tuple[str, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def pick(self, indices: Tensor, seeds: Tensor) -> Picked:
+        """Some of the images, with one caption drawn for each. Shape: (B,), (B,) → (B, C, H, W)."""
+        labels = None if self.labels is None else self.labels.index_select(0, indices)
+        captions = None
+        if self.captions is not None:
+            drawn = zip((self.captions[index] for index in indices.tolist()), seeds.tolist(), strict=True)
+            captions = tuple(several[caption_of(seed, len(several))] for several, seed in drawn)
+        return Picked(self.images.index_select(0, indices), labels, captions=captions)
 
 
 @dataclass(frozen=True)
@@ -37,43 +53,59 @@ class ImageData:
     heldout: ImageSet
 
 
-def load_images(config: DataConfig, *, progress: Progress | None = None) -> ImageData:
+def load_images(config: DataConfig, *, classes: int | None = None, progress: Progress | None = None) -> ImageData:
     """Decode every image that the configuration asks for; raises DataError where it asks for what is not there.
+
+    With `classes`, labels must lie in 0 … classes - 1. Images that cannot be read are left out with their labels and
+    captions, and named in a warning; more than 1 % of them are an error.
 
     >>> data = load_images(DataConfig(source="sklearn:digits", image_size=8, channels=1, heldout_count=97))
     >>> data.train.images.shape, data.heldout.images.shape
     (torch.Size([1700, 1, 8, 8]), torch.Size([97, 1, 8, 8]))
     """
+    parts = [(narrow(table, config), rows) for table, rows in choose_rows(config)]
+    plans = [plan_rows(table, rows, config, classes) for table, rows in parts]
+    broken, total = BrokenImages(config.source), sum(len(plan.names) for plan in plans)
+    report = counter(total, progress)
+    train, heldout = (decode_plan(plan, config, broken, report) for plan in plans)
+    broken.check(total)
+    broken.report(total)
+    return ImageData(train, heldout)
+
+
+def choose_rows(config: DataConfig) -> list[tuple[Table, Sequence[int]]]:
+    """The rows to train on and those held out, each with its table."""
     tables = open_tables(config.source)
-    train = pick_split(tables, config.train_split, "train_split")
+    train = not_empty(pick_split(tables, config.train_split, "train_split"), config.train_split, "train_split")
     if config.heldout_split is None:
-        parts = divide(train, config)
-    else:
-        other = pick_split(tables, config.heldout_split, "heldout_split")
-        parts = [(train, range(len(train))), (other, spread(len(other), config.heldout_count))]
-    for table, _ in parts:
-        check_columns(table, config)
-    report = counter(sum(len(rows) for _, rows in parts), progress)
-    return ImageData(*(decode(table, rows, config, report) for table, rows in parts))
+        return divide(train, config)
+    other = not_empty(pick_split(tables, config.heldout_split, "heldout_split"), config.heldout_split, "heldout_split")
+    return [(train, range(len(train))), (other, spread(len(other), config.heldout_count))]
 
 
-def pick_split(tables: dict[str, Table], name: str, key: str) -> Table:
-    if name not in tables:
-        raise DataError(f"data.{key}: there is no split {name!r}{closest_of(name, tables)}")
-    if not len(tables[name]):
+def not_empty(table: Table, name: str, key: str) -> Table:
+    if not len(table):
         raise DataError(f"data.{key}: the split {name!r} is empty")
-    return tables[name]
+    return table
+
+
+def narrow(table: Table, config: DataConfig) -> Table:
+    """The table with the recipe's columns only."""
+    check_columns(table.columns, config)
+    return table.narrow(config.image_column, side_columns(config))
 
 
 def divide(table: Table, config: DataConfig) -> list[tuple[Table, Sequence[int]]]:
     """One table as training and held-out rows."""
     if config.heldout_count >= len(table):
-        raise DataError(
-            f"data.heldout_count: holding out {config.heldout_count} of {len(table)} images leaves none to train on"
-        )
+        raise too_few(config.heldout_count, len(table))
     held = spread(len(table), config.heldout_count)
     kept = sorted(set(range(len(table))) - set(held))
     return [(table, kept), (table, held)]
+
+
+def too_few(heldout: int, size: int) -> DataError:
+    return DataError(f"data.heldout_count: holding out {heldout} of {size} images leaves none to train on")
 
 
 def spread(size: int, count: int) -> Sequence[int]:
@@ -84,13 +116,6 @@ def spread(size: int, count: int) -> Sequence[int]:
     """
     count = min(size, count)
     return [row * size // count for row in range(count)]
-
-
-def check_columns(table: Table, config: DataConfig) -> None:
-    """Raise, before anything is decoded, where the recipe names columns that do not exist."""
-    for key, name in (("image_column", config.image_column), ("label_column", config.label_column)):
-        if name is not None and name not in table.columns:
-            raise DataError(f"data.{key}: there is no column {name!r}{closest_of(name, table.columns)}")
 
 
 def counter(total: int, progress: Progress | None) -> Callable[[], None]:
@@ -106,14 +131,44 @@ def counter(total: int, progress: Progress | None) -> Callable[[], None]:
     return report
 
 
-def decode(table: Table, rows: Sequence[int], config: DataConfig, report: Callable[[], None]) -> ImageSet:
-    labels = None if config.label_column is None else table.labels(config.label_column, rows)
-    images = torch.empty(len(rows), *config.image_shape, dtype=torch.uint8)
-    pictures = table.pictures(config.image_column, rows)
-    for row, image in zip(rows, images, strict=True):
-        try:
-            image.copy_(to_pixels(next(pictures), config))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise DataError(f"image {row} of {config.source}: {error}") from error
+@dataclass(frozen=True)
+class Plan:
+    """Pictures to be decoded in order, with the names of their rows and with their labels and captions."""
+
+    names: Sequence[str]
+    pictures: Iterable[Any]
+    sides: Sides
+
+    def keep(self, images: Tensor, kept: list[int]) -> ImageSet:
+        """The set of the rows at these positions."""
+        labels, captions = self.sides.labels, self.sides.captions
+        if len(kept) == len(self.names):
+            return ImageSet(images, labels, captions)
+        labels = None if labels is None else labels[kept]
+        captions = None if captions is None else tuple(captions[position] for position in kept)
+        return ImageSet(images[kept], labels, captions)
+
+
+def plan_rows(table: Table, rows: Sequence[int], config: DataConfig, classes: int | None) -> Plan:
+    """Some rows of a table; their labels and captions are read, and refused, before anything is decoded."""
+    names = [f"row {row}" for row in rows]
+    sides = read_sides(table, config, classes, names, lambda column: table.values(column, rows))
+    return Plan(names, (raw[config.image_column] for raw in table.rows(rows)), sides)
+
+
+def decode_plan(
+    plan: Plan, config: DataConfig, broken: BrokenImages, report: Callable[[], None] = lambda: None
+) -> ImageSet:
+    """Decode in several threads; what cannot be read is left out and told to `broken`."""
+    named = ((row_name(name, picture), picture) for name, picture in zip(plan.names, plan.pictures, strict=True))
+    decoded = ordered_map(lambda pair: (pair[0], decode(*pair, config)), named, config.workers)
+    images = torch.empty(len(plan.names), *config.image_shape, dtype=torch.uint8)
+    kept = []
+    for position, (name, pixels) in enumerate(decoded):
+        if isinstance(pixels, str):
+            broken.add(name, pixels)
+        else:
+            images[position] = pixels
+            kept.append(position)
         report()
-    return ImageSet(images, labels)
+    return plan.keep(images, kept)

@@ -5,11 +5,40 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from .images import ImageSet
+from .examples import Examples, Picked
+
+
+@dataclass(frozen=True)
+class BatchDraws:
+    """What is drawn for global batch k, whichever images are in it, and how processes share a batch."""
+
+    batch_size: int
+    seed: int
+
+    def flips(self, step: int) -> Tensor:
+        """Which images of global batch `step` are mirrored, one half on average. Shape: (batch_size,), bool."""
+        return torch.rand(self.batch_size, generator=keyed_generator(self.seed, "flips", step)) < 0.5
+
+    def seeds(self, step: int) -> Tensor:
+        """One number for each example of global batch `step`, below 2^63. Shape: (batch_size,), int64."""
+        return torch.randint(2**63 - 1, (self.batch_size,), generator=keyed_generator(self.seed, "examples", step))
+
+    def slice_of(self, rank: int, world: int) -> slice:
+        """The positions of every global batch that are one process's own: contiguous, in the order of the ranks."""
+        if not 0 <= rank < world:
+            raise ValueError(f"rank must lie in 0 … {world - 1}, got {rank}")
+        if self.batch_size % world:
+            raise ValueError(
+                f"a global batch of {self.batch_size} cannot be shared evenly by {world} processes: "
+                f"set training.batch_size to a multiple of {world}"
+            )
+        own = self.batch_size // world
+        return slice(rank * own, (rank + 1) * own)
 
 
 @dataclass(frozen=True)
@@ -42,21 +71,18 @@ class BatchOrder:
         parts = [self._within(epoch, start, stop) for epoch in epochs]
         return torch.cat(parts)
 
+    @property
+    def draws(self) -> BatchDraws:
+        return BatchDraws(self.batch_size, self.seed)
+
     def flips(self, step: int) -> Tensor:
-        """Which images of global batch `step` are mirrored, one half on average. Shape: (batch_size,), bool."""
-        return torch.rand(self.batch_size, generator=keyed_generator(self.seed, "flips", step)) < 0.5
+        return self.draws.flips(step)
+
+    def seeds(self, step: int) -> Tensor:
+        return self.draws.seeds(step)
 
     def slice_of(self, rank: int, world: int) -> slice:
-        """The positions of every global batch that are one process's own."""
-        if not 0 <= rank < world:
-            raise ValueError(f"rank must lie in 0 … {world - 1}, got {rank}")
-        if self.batch_size % world:
-            raise ValueError(
-                f"a global batch of {self.batch_size} cannot be shared evenly by {world} processes: "
-                f"set training.batch_size to a multiple of {world}"
-            )
-        own = self.batch_size // world
-        return slice(rank * own, (rank + 1) * own)
+        return self.draws.slice_of(rank, world)
 
     def _within(self, epoch: int, start: int, stop: int) -> Tensor:
         """The part of an epoch that lies between two positions of the endless sequence."""
@@ -80,11 +106,16 @@ def keyed_generator(seed: int, purpose: str, number: int) -> Generator:
 
 @dataclass(frozen=True)
 class Batch:
-    """One process's part of a global batch. Shape: images (B, C, H, W) in [-1, 1], labels (B,) if there are any."""
+    """One process's part of a global batch.
+
+    Shape: images (B, C, H, W), in [-1, 1] or latents; labels (B,), text (B, L, D) and captions, if there are any.
+    """
 
     step: int
     images: Tensor
     labels: Tensor | None = None
+    text: Tensor | None = None
+    captions: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -94,8 +125,12 @@ class Batch:
         if len(self) % parts:
             raise ValueError(f"a batch of {len(self)} images per process cannot be split into {parts} equal parts")
         size = len(self) // parts
-        labels = [None] * parts if self.labels is None else list(self.labels.split(size))
-        return [Batch(self.step, images, own) for images, own in zip(self.images.split(size), labels, strict=True)]
+        return [self._part(slice(start, start + size)) for start in range(0, len(self), size)]
+
+    def _part(self, own: slice) -> Batch:
+        labels, text = (None if column is None else column[own] for column in (self.labels, self.text))
+        captions = None if self.captions is None else self.captions[own]
+        return Batch(self.step, self.images[own], labels, text, captions)
 
 
 class Batches:
@@ -106,7 +141,7 @@ class Batches:
 
     def __init__(
         self,
-        data: ImageSet,
+        data: Examples,
         order: BatchOrder,
         *,
         flip: bool = False,
@@ -129,17 +164,35 @@ class Batches:
 
     def at(self, step: int) -> Batch:
         """The batch of a step, whichever came before."""
-        indices = self.order.indices(step)[self.own]
-        images = self._to_device(self.data.images.index_select(0, indices))
-        labels = None if self.data.labels is None else self._to_device(self.data.labels.index_select(0, indices))
-        if self.flip:
-            images = mirror(images, self._to_device(self.order.flips(step)[self.own]))
-        return Batch(step, to_float(images), labels)
+        indices, seeds = self.order.indices(step)[self.own], self.order.seeds(step)[self.own]
+        flips = self.order.flips(step)[self.own] if self.flip else None
+        return make_batch(step, self.data.pick(indices, seeds), flips=flips, device=self.device)
 
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        if self.device.type != "cuda":
-            return tensor.to(self.device)
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: a batch is a function of its step."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ValueError("this state is that of a stream, but the data is not streamed: set data.streaming: true")
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def make_batch(step: int, picked: Picked, *, flips: Tensor | None, device: torch.device) -> Batch:
+    """What was picked, as the network takes it: pixels mirrored where `flips` says, in [-1, 1]; latents as they are."""
+    images = to_device(picked.images, device)
+    if images.dtype == torch.uint8:
+        images = to_float(images if flips is None else mirror(images, to_device(flips, device)))
+    labels, text = (None if part is None else to_device(part, device) for part in (picked.labels, picked.text))
+    return Batch(step, images, labels, text, picked.captions)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def mirror(images: Tensor, chosen: Tensor) -> Tensor:

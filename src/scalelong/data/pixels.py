@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .config import DataConfig
+from .errors import DataError
+from .tables import ZipMember
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
+
+
+def open_picture(raw: Any) -> Picture:
+    """A picture from its bytes, from the file or archive they are in, or from an array of its grey levels."""
+    from PIL import Image
+
+    if isinstance(raw, dict):
+        raw = raw.get("path") if raw.get("bytes") is None else raw["bytes"]
+    if raw is None:
+        raise ValueError("the row has no picture")
+    if isinstance(raw, ZipMember):
+        raw = raw.read()
+    if isinstance(raw, str) and "://" in raw:
+        raw = read_remote(raw)
+    if isinstance(raw, (bytes, str)):
+        return Image.open(raw if isinstance(raw, str) else io.BytesIO(raw))
+    return Image.fromarray(raw)
+
+
+def read_remote(address: str) -> bytes:
+    """A file that the `datasets` library streams, which only has its address."""
+    import fsspec
+
+    file: Any = fsspec.open(address, "rb")
+    with file as opened:
+        return opened.read()
 
 
 def to_pixels(picture: Picture, config: DataConfig) -> Tensor:
@@ -51,7 +80,7 @@ def fit(picture: Picture, config: DataConfig) -> Picture:
         return ImageOps.fit(picture, (side, side), method=Image.Resampling.BICUBIC)
     width, height = picture.size
     if max(width, height) > side:
-        raise ValueError(f"{width}×{height} is larger than the {side}×{side} to pad it to; use data.fit: crop")
+        raise DataError(f"data.fit: {width}×{height} is larger than the {side}×{side} to pad it to; use data.fit: crop")
     frame = Image.new(picture.mode, (side, side))
     frame.paste(picture, ((side - width) // 2, (side - height) // 2))
     return frame

@@ -1,146 +1,111 @@
-"""Where pictures come from: scikit-learn's digits, the Hugging Face hub, parquet files and image folders."""
+"""Where pictures come from: scikit-learn's digits, the Hugging Face hub, parquet, tars, zips and image folders."""
 
 from __future__ import annotations
 
 import difflib
-import io
+import glob
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+from .errors import DataError, closest_of, first_line, missing_extra
+from .shards import HubShards, Shards, TableShards
+from .tables import DIGITS, HubTable, Table, digits_table, zip_table
 
 logger = logging.getLogger(__name__)
 
-DIGITS = "sklearn:digits"
+TARS = {".tar", ".tgz", ".gz"}
+FILES = {".parquet", ".zip", *TARS}
 
-
-class DataError(ValueError):
-    """The data is not there, or not as the recipe says."""
-
-
-class Table(Protocol):
-    """One split of a dataset: rows with a picture and perhaps a label."""
-
-    @property
-    def columns(self) -> Sequence[str]: ...
-
-    def __len__(self) -> int: ...
-
-    def pictures(self, column: str, rows: Sequence[int]) -> Iterator[Picture]: ...
-
-    def labels(self, column: str, rows: Sequence[int]) -> Tensor: ...
+Split = TypeVar("Split")
 
 
 def open_tables(source: str) -> dict[str, Table]:
-    """The splits of a source by name; see DataConfig.source for what a source may be."""
+    """The splits of a source by name, with random access; see DataConfig.source for what a source may be."""
+    in_memory = open_in_memory(source)
+    if in_memory is not None:
+        return {"train": in_memory}
+    return {name: HubTable(split) for name, split in open_with_library(source, prepare).items()}
+
+
+def open_shards(source: str) -> dict[str, Shards]:
+    """The splits of a source by name, to be streamed; images in files or in a zip are shards of one row each."""
+    in_memory = open_in_memory(source)
+    if in_memory is not None:
+        return {"train": TableShards(in_memory)}
+    return open_with_library(source, stream)
+
+
+def pick_split(splits: Mapping[str, Split], name: str, key: str) -> Split:
+    if name not in splits:
+        raise DataError(f"data.{key}: there is no split {name!r}{closest_of(name, splits)}")
+    return splits[name]
+
+
+def open_in_memory(source: str) -> Table | None:
+    """What the `datasets` library is not needed for, or None."""
     if source == DIGITS:
-        return {"train": DigitsTable()}
+        return digits_table()
     if source.startswith("sklearn:"):
         raise DataError(f"data.source: {source!r} is not known; of scikit-learn's datasets only {DIGITS!r} is")
     path = Path(source).expanduser()
-    if path.exists():
-        return open_path(path)
+    return zip_table(path) if path.is_file() and path.suffix == ".zip" else None
+
+
+def open_with_library(source: str, use: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """The splits that `use` makes of the builder, which knows the files and their format."""
+    path = Path(source).expanduser()
+    if "*" in source or path.exists():
+        return open_path(path, use)
     if looks_like_path(source):
-        raise DataError(f"data.source: {source!r} was not found (looked for {os.path.abspath(path)})")
-    return open_hub(source)
+        raise DataError(
+            f"data.source: {source!r} was not found (looked for {os.path.abspath(path)}{neighbour_of(path)})"
+        )
+    return open_hub(source, use)
 
 
 def looks_like_path(source: str) -> bool:
     """Whether it cannot be the name of a dataset on the hub: `name` or `owner/name`."""
-    return source[0] in "./~" or source.count("/") > 1 or Path(source).suffix in {".parquet", ".zip"}
+    return source[0] in "./~" or source.count("/") > 1 or Path(source).suffix in FILES
 
 
-class DigitsTable:
-    """scikit-learn's 1797 handwritten digits of 8×8, which come with the library; grey levels 0 … 16 become 0 … 255."""
-
-    columns = ("image", "label")
-
-    def __init__(self) -> None:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise missing_extra(DIGITS, "scikit-learn") from error
-        digits: Any = load_digits()
-        self._images = (digits.images * (255 / 16)).round().astype("uint8")
-        self._labels = torch.as_tensor(digits.target, dtype=torch.int64)
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def pictures(self, column: str, rows: Sequence[int]) -> Iterator[Picture]:
-        from PIL import Image
-
-        return (Image.fromarray(self._images[row]) for row in rows)
-
-    def labels(self, column: str, rows: Sequence[int]) -> Tensor:
-        return self._labels[torch.as_tensor(rows)]
+def neighbour_of(path: Path) -> str:
+    """The end of a message: the file or folder beside it with the closest name, if one is close."""
+    folder = path.absolute().parent
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {os.path.join(path.parent, close[0])!r}?" if close else ""
 
 
-class HubTable:
-    """A split as the `datasets` library holds it."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self.columns: Sequence[str] = dataset.column_names
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def pictures(self, column: str, rows: Sequence[int]) -> Iterator[Picture]:
-        from datasets import Image
-
-        try:
-            # Not decoded by the library: a picture that cannot be opened must be named by its row.
-            encoded = self._dataset.select_columns(column).cast_column(column, Image(decode=False))
-        except (TypeError, ValueError, NotImplementedError) as error:
-            kind = self._dataset.features[column]
-            raise DataError(f"data.image_column: the column {column!r} holds {kind}, not images") from error
-        batches = encoded.select(rows).iter(batch_size=256)
-        return (open_picture(item) for batch in batches for item in batch[column])
-
-    def labels(self, column: str, rows: Sequence[int]) -> Tensor:
-        values = list(self._dataset.select_columns(column).select(rows)[column])
-        if not all(isinstance(value, int) for value in values):
-            kind = self._dataset.features[column]
-            raise DataError(f"data.label_column: the column {column!r} holds {kind}, not whole numbers")
-        return torch.tensor(values, dtype=torch.int64)
-
-
-def open_picture(encoded: dict[str, Any] | None) -> Picture:
-    """A picture from its bytes, or from the file they are in."""
-    from PIL import Image
-
-    if encoded is None or (encoded["bytes"] is None and encoded["path"] is None):
-        raise ValueError("the row has no picture")
-    return Image.open(encoded["path"] if encoded["bytes"] is None else io.BytesIO(encoded["bytes"]))
-
-
-def open_path(path: Path) -> dict[str, Table]:
-    """The splits of a parquet file (all of it is `train`) or of a folder, told apart by the names in it."""
-    where = {"path": str(path)} if path.is_dir() else {"path": "parquet", "data_files": {"train": str(path)}}
+def open_path(path: Path, use: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """The splits of files (all of them are `train`) or of a folder, told apart by the names in it."""
     datasets = import_datasets(str(path))
+    if "*" in str(path) and not glob.glob(str(path)):
+        raise DataError(f"data.source: there are no files {str(path)!r} (looked for {os.path.abspath(path)})")
     try:
-        return load_tables(datasets, **where)
+        return open_splits(datasets, use, **files_of(path))
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         raise DataError(
-            f"data.source: {str(path)!r} is neither a parquet file nor a folder of parquet files or images "
-            f"that can be read: {first_line(error)}"
+            f"data.source: {str(path)!r} is neither a parquet file, a tar or a zip nor a folder of parquet files, tars "
+            f"or images that can be read: {first_line(error)}"
         ) from error
 
 
-def open_hub(name: str) -> dict[str, Table]:
+def files_of(path: Path) -> dict[str, Any]:
+    """A path as the arguments by which the library finds its files."""
+    if path.is_dir():
+        return {"path": str(path)}
+    return {"path": "webdataset" if path.suffix in TARS else "parquet", "data_files": {"train": str(path)}}
+
+
+def open_hub(name: str, use: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     datasets = import_datasets(name)
     instead = "or name a local folder or parquet file instead: --set data.source=PATH"
     try:
-        return load_tables(datasets, path=name)
+        return open_splits(datasets, use, path=name)
     except ConnectionError as error:
         raise DataError(
             f"data.source: {name!r} is neither a path here nor in the cache, and the Hugging Face hub could not be "
@@ -153,11 +118,26 @@ def open_hub(name: str) -> dict[str, Table]:
         ) from error
 
 
-def load_tables(datasets: Any, **where: Any) -> dict[str, Table]:
+def open_splits(datasets: Any, use: Callable[[Any], dict[str, Any]], **where: Any) -> dict[str, Any]:
     with no_progress_bars(datasets):
-        splits = datasets.load_dataset(**where)
-    logger.info("opened %s: %s", where, {name: len(split) for name, split in splits.items()})
-    return {name: HubTable(split) for name, split in splits.items()}
+        splits = use(datasets.load_dataset_builder(**where))
+    logger.info("opened %s: %s", where, ", ".join(splits))
+    return splits
+
+
+def prepare(builder: Any) -> dict[str, Any]:
+    """The splits with random access, from the library's cache on the disk."""
+    builder.download_and_prepare()
+    return dict(builder.as_dataset())
+
+
+def stream(builder: Any) -> dict[str, Shards]:
+    """The splits as they are streamed; of a local folder of images only the paths, which can be shuffled as a whole."""
+    if builder.name == "imagefolder" and builder.repo_id is None:
+        return {name: TableShards(HubTable(split)) for name, split in prepare(builder).items()}
+    is_local_parquet = builder.name == "parquet" and builder.repo_id is None
+    files = {str(name): list(some) for name, some in builder.config.data_files.items()} if is_local_parquet else {}
+    return {name: HubShards(split, files.get(name, ())) for name, split in builder.as_streaming_dataset().items()}
 
 
 def import_datasets(source: str) -> Any:
@@ -166,10 +146,6 @@ def import_datasets(source: str) -> Any:
     except ImportError as error:
         raise missing_extra(source, "datasets") from error
     return datasets
-
-
-def missing_extra(source: str, library: str) -> ImportError:
-    return ImportError(f"the data {source!r} needs {library}: pip install 'scalelong[train]'")
 
 
 @contextmanager
@@ -182,15 +158,3 @@ def no_progress_bars(datasets: Any) -> Iterator[None]:
     finally:
         if shown:
             datasets.enable_progress_bars()
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def closest_of(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: the closest name and the list of all."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    return f"{hint} There are: {', '.join(names)}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -96,13 +97,21 @@ def _noise(*shape: int) -> Tensor:
 
 def build_unet(**config: Any) -> nn.Module:
     """diffusers' UNet2DModel, imported only when one is wanted."""
+    return _diffusers_class("unet_2d", "UNet2DModel")(**config)
+
+
+def build_text_unet(**config: Any) -> nn.Module:
+    """diffusers' UNet2DConditionModel, which takes text by cross-attention."""
+    return _diffusers_class("unet_2d_condition", "UNet2DConditionModel")(**config)
+
+
+def _diffusers_class(module: str, name: str) -> Any:
     try:
-        from diffusers.models.unets.unet_2d import UNet2DModel
+        return getattr(importlib.import_module(f"diffusers.models.unets.{module}"), name)
     except ImportError as error:
         raise ImportError(
             'the UNet presets are built from diffusers, which could not be imported: pip install "scalelong[train]"'
         ) from error
-    return UNet2DModel(**config)
 
 
 def _unet(size: int, channels: tuple[int, ...], *, attention: tuple[int, ...], **options: Any) -> partial[nn.Module]:

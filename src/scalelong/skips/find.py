@@ -100,8 +100,8 @@ def refuse_wrapped(model: nn.Module) -> None:
     # A module does not know that torch.compile was given it; a second look after collecting spares a dead wrapper.
     if compiled_elsewhere(model):
         gc.collect()
-    if compiled_elsewhere(model):
-        raise already_wrapped(model, "torch.compile")
+        if compiled_elsewhere(model):
+            raise already_wrapped(model, "torch.compile")
 
 
 def refuse_other_objects(model: Any) -> None:

@@ -10,7 +10,7 @@ from .metrics import read_metrics
 from .recipes import RecipeError, load_recipe, parse_recipe, recipe_names, to_yaml
 from .resume import find_start
 from .run import Run, RunError
-from .sampling import sample_run
+from .sampling import Wish, sample_run
 from .trainer import Result, Trainer, train
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "SpikeDetector",
     "Trainer",
     "TrainingDiverged",
+    "Wish",
     "build_model",
     "build_process",
     "find_start",

@@ -18,19 +18,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .files import Files, free_space, human_size, import_safetensors
+from .files import Damaged, Files, describe, free_space, human_size, import_safetensors, to_json
 from .manifest import (
     GROUP_NAME,
     MANIFEST,
     STATE,
     Checkpoint,
     CheckpointError,
-    Damaged,
     Manifest,
     check_json,
-    describe,
     read_manifest,
-    to_json,
     verify,
 )
 

@@ -6,115 +6,56 @@ All classes are frozen, and an unknown key or a wrong type is an error; `recipes
 from __future__ import annotations
 
 import inspect
-import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import AfterValidator, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..data import DataConfig
+from ..data.config_encoders import LatentConfig, TextConfig
 from ..diffusion import Prediction, Time
+from ..diffusion.sampling import SAMPLERS
 from ..skips import METHODS
+from .model_config import ModelConfig, UNetConfig, UViTConfig
+from .sections import Fraction, Pair, Positive, Section, Whole, require, shape
 
-Whole = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-# YAML has lists only; the items stay strict.
-Pair = Annotated[tuple[Fraction, Fraction], Strict(False)]
-Wholes = Annotated[tuple[Whole, ...], Strict(False)]
-
-
-def require(condition: bool, key: str, message: str) -> None:
-    """A check that involves several keys; `key` is the one the message is put down to."""
-    if not condition:
-        raise PydanticCustomError("conflict", "{message}", {"message": message, "key": key})
-
-
-def shape(sizes: tuple[int, ...]) -> str:
-    return "×".join(map(str, sizes))
-
-
-class Section(BaseModel):
-    """One block of a recipe."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+__all__ = [
+    "Config",
+    "DiffusionConfig",
+    "LabelConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "SamplingConfig",
+    "ScalingConfig",
+    "TextCondition",
+    "TrainingConfig",
+    "UNetConfig",
+    "UViTConfig",
+    "method_options",
+]
 
 
-class UViTConfig(Section):
-    """`kind: uvit`, a `scalelong.models.UViT`."""
+class LabelConfig(Section):
+    """The `labels:` block: the network is told the class of the image."""
 
-    kind: Literal["uvit"]
-    img_size: Whole
-    patch_size: Whole
-    in_chans: Whole = 3
-    embed_dim: Whole
-    depth: Annotated[int, Field(ge=2, multiple_of=2)]
-    """Blocks on both sides of the middle one; there are depth/2 long skips."""
-    num_heads: Whole
-    mlp_ratio: Positive = 4.0
-    qkv_bias: bool = False
-    init_std: Positive | None = None
-    """null = 0.02·sqrt(512/embed_dim): small UViTs keep the paper's block gain."""
+    classes: Whole
+    """Labels go from 0 to classes − 1."""
+    drop: Fraction = 0.0
+    """How often the label is replaced by one that stands for no class, which classifier-free guidance needs."""
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of what the network denoises."""
-        return self.in_chans, self.img_size, self.img_size
-
-    @property
-    def weight_std(self) -> float:
-        """The standard deviation of the linear layers' weights at the start."""
-        return 0.02 * math.sqrt(512 / self.embed_dim) if self.init_std is None else self.init_std
-
-    @model_validator(mode="after")
-    def _check(self) -> UViTConfig:
-        require(self.img_size % self.patch_size == 0, "patch_size", f"must divide img_size ({self.img_size})")
-        require(self.embed_dim % self.num_heads == 0, "num_heads", f"must divide embed_dim ({self.embed_dim})")
-        return self
+    def embeddings(self) -> int:
+        """Rows of the network's table of labels; the last stands for no class, if there is one."""
+        return self.classes + (self.drop > 0)
 
 
-class UNetConfig(Section):
-    """`kind: unet`, diffusers' `UNet2DModel`."""
+class TextCondition(TextConfig):
+    """The `text:` block: the network is told the features of a caption."""
 
-    kind: Literal["unet"]
-    sample_size: Whole
-    in_channels: Whole = 3
-    block_out_channels: Annotated[Wholes, Field(min_length=1)]
-    """The width of each level, the finest first."""
-    depth: Whole
-    """Residual blocks per level (`layers_per_block`); there are levels·(depth + 1) long skips."""
-    attention: Wholes = ()
-    """The resolutions at which the network attends."""
-    attention_head_dim: Whole | None = None
-    """null = one head."""
-    norm_num_groups: Whole = 32
-    dropout: Fraction = 0.0
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of what the network denoises."""
-        return self.in_channels, self.sample_size, self.sample_size
-
-    @property
-    def resolutions(self) -> tuple[int, ...]:
-        """The resolution of each level, the finest first."""
-        return tuple(self.sample_size >> level for level in range(len(self.block_out_channels)))
-
-    @model_validator(mode="after")
-    def _check(self) -> UNetConfig:
-        halvings = 2 ** (len(self.block_out_channels) - 1)
-        require(self.sample_size % halvings == 0, "sample_size", f"must be a multiple of {halvings} for so many levels")
-        for width in self.block_out_channels:
-            require(width % self.norm_num_groups == 0, "norm_num_groups", f"must divide every width, and not {width}")
-        for side in self.attention:
-            known = ", ".join(map(str, self.resolutions))
-            require(
-                side in self.resolutions, "attention", f"{side} is no resolution of this network; there are {known}"
-            )
-        return self
-
-
-ModelConfig = Annotated[UViTConfig | UNetConfig, Field(discriminator="kind")]
+    width: Whole
+    """How many numbers the encoder gives for a token."""
+    drop: Fraction = 0.0
+    """How often the caption is replaced by an empty one, which classifier-free guidance needs."""
 
 
 class DiffusionConfig(Section):
@@ -172,7 +113,25 @@ class TrainingConfig(Section):
         # Each process would scale its own shards' gradients and find other overflows than the rest.
         sharded_fp16 = self.parallel == "fsdp" and self.precision == "fp16"
         require(not sharded_fp16, "precision", "parallel: fsdp works with fp32 and bf16, not with fp16")
+        # Seen with torch 2.13: the loss is the same, the norm of the gradients is not.
+        require(not (self.parallel == "fsdp" and self.compile), "compile", "parallel: fsdp works without compile only")
         return self
+
+
+def _known_sampler(sampler: str) -> str:
+    if sampler not in SAMPLERS:
+        expected = ", ".join(map(repr, SAMPLERS))
+        raise PydanticCustomError("literal_error", "Input should be one of {expected}", {"expected": expected})
+    return sampler
+
+
+class SamplingConfig(Section):
+    """How images are drawn from the trained network, for the grids and by `scalelong sample`."""
+
+    sampler: Annotated[str, AfterValidator(_known_sampler)] = "ddim"
+    steps: Whole = 50
+    guidance: Annotated[float, Field(ge=0)] = 1.0
+    """w of ε(∅) + w·(ε(c) − ε(∅)): 1 = the condition as it is, more = stronger. U-ViT's scale s is w = 1 + s."""
 
 
 def method_options(method: str) -> list[str]:
@@ -224,14 +183,50 @@ class Config(Section):
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     data: DataConfig
+    labels: LabelConfig | None = None
+    text: TextCondition | None = None
+    latents: LatentConfig | None = None
     model: ModelConfig
     diffusion: DiffusionConfig = DiffusionConfig()
     optim: OptimConfig
     training: TrainingConfig
+    sampling: SamplingConfig = SamplingConfig()
     scaling: ScalingConfig = ScalingConfig()
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of what is denoised: pixels, or latents."""
+        if self.latents is None:
+            return self.data.image_shape
+        side = self.data.image_size // self.latents.factor
+        return self.latents.channels, side, side
+
+    @property
+    def conditional(self) -> bool:
+        return self.labels is not None or self.text is not None
+
+    @property
+    def can_guide(self) -> bool:
+        """Whether the network also learns to do without its condition."""
+        return any(block is not None and block.drop > 0 for block in (self.labels, self.text))
 
     @model_validator(mode="after")
     def _check(self) -> Config:
-        images, network = self.data.image_shape, self.model.image_shape
-        require(images == network, "model", f"denoises C×H×W = {shape(network)}, but the data gives {shape(images)}")
+        given, network = self.sample_shape, self.model.image_shape
+        what = "data" if self.latents is None else "autoencoder"
+        require(given == network, "model", f"denoises C×H×W = {shape(network)}, but the {what} gives {shape(given)}")
+        for key, block, column in (
+            ("labels", self.labels, self.data.label_column),
+            ("text", self.text, self.data.caption_column),
+        ):
+            name = {"labels": "label_column", "text": "caption_column"}[key]
+            require(block is None or column is not None, key, f"needs data.{name}, the column it is in")
+        prepared = self.text is not None or self.latents is not None
+        require(
+            not (prepared and self.data.streaming),
+            "data",
+            "streaming: is for pixels and labels; prepared data needs none",
+        )
+        guided = self.sampling.guidance not in (0.0, 1.0)
+        require(self.can_guide or not guided, "sampling", "guidance needs labels.drop or text.drop above 0 in training")
         return self

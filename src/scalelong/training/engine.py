@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,11 @@ def build_accelerator(config: TrainingConfig, folder: Path) -> Any:
         raise ImportError('training needs accelerate: pip install "scalelong[train]"') from error
     check_trackers(config.trackers)
     device = best_device()
+    precision = resolve_precision(config.precision, device)
+    forget_other_precision(precision)
     accelerator = Accelerator(
         cpu=device == "cpu",
-        mixed_precision=resolve_precision(config.precision, device),
+        mixed_precision=precision,
         gradient_accumulation_steps=config.grad_accumulation,
         log_with=list(config.trackers) or None,
         project_dir=folder,
@@ -41,6 +44,17 @@ def build_accelerator(config: TrainingConfig, folder: Path) -> Any:
     )
     check_engine(str(accelerator.distributed_type.value))
     return accelerator
+
+
+def forget_other_precision(precision: str) -> None:
+    """Let an Accelerator have another precision than those before it in this process, which share one state.
+
+    Device and processes stay as they are.
+    """
+    from accelerate.state import AcceleratorState
+
+    if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
+        AcceleratorState._reset_state()
 
 
 def check_engine(kind: str) -> None:
@@ -63,6 +77,9 @@ def resolve_precision(precision: str, device: str) -> str:
     >>> resolve_precision("auto", "cpu"), resolve_precision("bf16", "cpu")
     ('no', 'bf16')
     """
+    if precision == "fp16" and device == "cpu":
+        # Accelerate would train in float32 without a word.
+        raise ValueError("training.precision: fp16 needs a GPU; on the CPU use fp32 or bf16")
     if precision == "auto":
         return "bf16" if device == "cuda" and torch.cuda.is_bf16_supported() else "no"
     return "no" if precision == "fp32" else precision
@@ -99,7 +116,10 @@ def wrap(network: nn.Module, optimizer: Optimizer, config: TrainingConfig, accel
     """The network as the training step calls it, in its precision and among its processes, and the optimiser."""
     # A sharded network exchanges gradients by itself.
     alone = shares_weights(config, accelerator)
-    model = accelerator.prepare_model(network, device_placement=False, evaluation_mode=alone)
+    with warnings.catch_warnings():
+        # Newer versions of torch have another name for this option of theirs, older ones do not know it.
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+        model = accelerator.prepare_model(network, device_placement=False, evaluation_mode=alone)
     return model, accelerator.prepare_optimizer(optimizer, device_placement=False)
 
 

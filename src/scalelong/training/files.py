@@ -1,133 +1,27 @@
-"""The file operations of a checkpoint: each one small, synced, and replaceable where a test wants it to fail."""
+"""The file operations of a checkpoint."""
 
-from __future__ import annotations
+from ..files import (
+    Damaged,
+    Files,
+    describe,
+    free_space,
+    human_size,
+    import_safetensors,
+    read_tensors,
+    sha256_of,
+    to_json,
+    verify_file,
+)
 
-import hashlib
-import os
-import re
-import shutil
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
-
-from torch import Tensor
-
-CHUNK = 1 << 20
-
-
-class Files:
-    """What a save does to the disk. Every method raises OSError, and nothing else, when the disk refuses."""
-
-    def make_folder(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-
-    def write_bytes(self, path: Path, data: bytes) -> None:
-        path.write_bytes(data)
-
-    def write_tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write one safetensors file; names that share a tensor share its bytes."""
-        library = import_safetensors()
-        kept, aliases = storable(tensors)
-        try:
-            # The library's own save_model names tied weights in the metadata the same way: alias to kept.
-            library.torch.save_file(kept, path, metadata=aliases or None)
-        except library.SafetensorError as error:
-            raise as_os_error(error, path) from error
-
-    def sync(self, path: Path) -> None:
-        """Wait until a file, or the entries of a folder, are on the disk."""
-        if os.name == "nt" and path.is_dir():  # Windows has no handle for a folder, and orders its entries itself.
-            return
-        descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def rename(self, source: Path, target: Path) -> None:
-        os.rename(source, target)
-
-    def remove(self, path: Path) -> None:
-        shutil.rmtree(path)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in memory of their own: the file may be removed afterwards."""
-    with import_safetensors().safe_open(path, framework="pt") as file:
-        # Without the clone a tensor would stay mapped to the file, and a file system that goes away takes it along.
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        aliases = file.metadata() or {}
-    return tensors | {alias: tensors[kept] for alias, kept in aliases.items() if kept in tensors}
-
-
-def storable(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What safetensors accepts: one contiguous CPU tensor for each piece of memory, and the names left out."""
-    first_with: dict[tuple[Any, ...], str] = {}
-    kept: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        first = first_with.setdefault(identity(name, tensor), name)
-        if first != name:
-            aliases[name] = first
-            continue
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        # Two views that only overlap are two tensors: each is written whole.
-        kept[name] = plain.clone() if storage in storages else plain
-        storages.add(storage)
-    return kept, aliases
-
-
-def identity(name: str, tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for two names of the same values in the same memory; an empty tensor has no memory to share."""
-    if not tensor.numel():
-        return (name,)
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def human_size(count: float) -> str:
-    """
-    >>> human_size(1_234_567)
-    '1.2 MB'
-    """
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def free_space(path: Path) -> int | None:
-    """Free bytes where `path` is or would be; None where the system does not say."""
-    existing: Iterable[Path] = (place for place in (path, *path.parents) if place.exists())
-    try:
-        return shutil.disk_usage(next(iter(existing))).free
-    except (OSError, StopIteration):
-        return None
-
-
-def as_os_error(error: Exception, path: Path) -> OSError:
-    """The library reports the system's error number in its text only."""
-    found = re.search(r"os error (\d+)", str(error))
-    if found is None:
-        return OSError(str(error))
-    number = int(found[1])
-    return OSError(number, os.strerror(number), str(path))
-
-
-def import_safetensors() -> Any:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError('checkpoints need safetensors: pip install "scalelong[train]"') from error
-    return safetensors
+__all__ = [
+    "Damaged",
+    "Files",
+    "describe",
+    "free_space",
+    "human_size",
+    "import_safetensors",
+    "read_tensors",
+    "sha256_of",
+    "to_json",
+    "verify_file",
+]

@@ -44,10 +44,11 @@ class NonFinite:
 class Verdict:
     """What to do with a step's gradients: `ok` apply them, `skip` drop them, `rollback` drop them and go back.
 
+    `overflow` drops them too, but only because the scaler of fp16 has to find its scale: nothing is wrong with the run.
     `loss` and `grad_norm` are plain numbers, already averaged over processes where there are several.
     """
 
-    action: Literal["ok", "skip", "rollback"]
+    action: Literal["ok", "skip", "rollback", "overflow"]
     loss: float
     grad_norm: float
     event: NonFinite | None = None
@@ -89,15 +90,19 @@ class Guard:
         *,
         step: int = 0,
         run_forward: Callable[[], Any] | None = None,
+        scale: Callable[[], float] | None = None,
     ) -> Verdict:
         """Judge a step by its loss and the norm of its gradients, which is non-finite if any of them is.
 
-        `run_forward` repeats the forward pass, and is called on a bad step only; see `find_first_nonfinite`.
+        `run_forward` repeats the forward pass, and is called on a bad step only; see `find_first_nonfinite`. `scale` is
+        what a scaler multiplied the loss by: above 1 it may be what made the gradients of a finite loss overflow.
         """
         loss, grad_norm = self._fetch(loss, grad_norm)
         if math.isfinite(loss) and math.isfinite(grad_norm):
             self.consecutive = 0
             return Verdict("ok", loss, grad_norm)
+        if math.isfinite(loss) and scale is not None and scale() > 1:
+            return Verdict("overflow", loss, grad_norm)
         origin = find_first_nonfinite(self.model, run_forward) if run_forward else None
         action = self._count()
         event = NonFinite(step, loss, grad_norm, origin, self.consecutive, self.rollbacks)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..data import ImageSet, keyed_generator
-from ..data.loader import to_float
-from ..diffusion import DiffusionProcess, noise_predictor
+from ..data import Batch, Examples, keyed_generator
+from ..data.loader import make_batch
+from ..diffusion import DiffusionProcess
+from .conditions import Conditioning
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -22,8 +23,9 @@ class HeldOut:
 
     def __init__(
         self,
-        data: ImageSet,
+        data: Examples,
         process: DiffusionProcess,
+        conditioning: Conditioning,
         *,
         seed: int,
         batch_size: int,
@@ -32,33 +34,44 @@ class HeldOut:
         add: Reduce | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        generator = keyed_generator(seed, "held-out", 0)
-        times = process.stratified_times(len(data), generator)
-        noise = torch.randn(data.images.shape, generator=generator)
+        generator, count = keyed_generator(seed, "held-out", 0), len(data)
+        self.seeds = torch.randint(2**63 - 1, (count,), generator=keyed_generator(seed, "held-out examples", 0))
+        self.times = process.stratified_times(count, generator)
+        shape = data.pick(torch.zeros(1, dtype=torch.int64), self.seeds[:1]).images.shape[1:]
+        self.noise = torch.randn(count, *shape, generator=generator)
         # All processes make as many forward passes, as shards of weights need; a repeated image counts nothing.
-        own = torch.arange(rank, len(data) + -len(data) % world, world)
-        self.counts = (own < len(data)).double()
-        own %= len(data)
-        self.images, self.times, self.noise = data.images[own], times[own], noise[own]
-        self.total, self.process, self.batch_size, self.add = len(data), process, batch_size, add
-        self.device = torch.device(device)
+        self.rows = torch.arange(rank, count + -count % world, world)
+        self.data, self.process, self.conditioning = data, process, conditioning
+        self.batch_size, self.add, self.device = batch_size, add, torch.device(device)
 
-    @torch.no_grad()
     def loss(self, model: nn.Module) -> float:
         """The mean loss of a model; it is left in the mode it was in."""
-        was_training = model.training
-        model.eval()
-        tensors = (self.counts, self.images, self.times, self.noise)
-        total = torch.zeros((), dtype=torch.float64)
-        for counts, *part in zip(*(tensor.split(self.batch_size) for tensor in tensors), strict=True):
-            total += counts @ self._losses(model, *part).double().cpu()
-        model.train(was_training)
+        count = len(self.data)
+        total = (self.losses(model, self.rows % count) * (self.rows < count)).sum()
         # Not every device adds in float64, and a sum over processes does not need it.
         total = total.float().to(self.device)
-        return (total if self.add is None else self.add(total)).item() / self.total
+        return (total if self.add is None else self.add(total)).item() / count
 
-    def _losses(self, model: nn.Module, images: Tensor, times: Tensor, noise: Tensor) -> Tensor:
-        x0, t, noise = to_float(images.to(self.device)), times.to(self.device), noise.to(self.device)
-        noisy = self.process.add_noise(x0, noise, t)
-        prediction = noise_predictor(model)(noisy, self.process.model_time(t))
-        return self.process.loss(prediction, x0, noise, t).per_sample
+    @torch.no_grad()
+    def losses(self, model: nn.Module, rows: Tensor, told: Tensor | None = None) -> Tensor:
+        """The loss of each of some images, with the condition of others where `told` says whose.
+
+        Shape: (B,), (B,) → (B,), float64, on the CPU.
+        """
+        was_training = model.training
+        model.eval()
+        told = rows if told is None else told
+        parts = zip(rows.split(self.batch_size), told.split(self.batch_size), strict=True)
+        found = torch.cat([self._losses(model, *part).double().cpu() for part in parts])
+        model.train(was_training)
+        return found
+
+    def _losses(self, model: nn.Module, rows: Tensor, told: Tensor) -> Tensor:
+        images, condition = self._pick(rows).images, self.conditioning.of(self._pick(told))
+        t, noise = self.times[rows].to(self.device), self.noise[rows].to(self.device)
+        noisy = self.process.add_noise(images, noise, t)
+        prediction = self.conditioning.predictor(model, condition)(noisy, self.process.model_time(t))
+        return self.process.loss(prediction, images, noise, t).per_sample
+
+    def _pick(self, rows: Tensor) -> Batch:
+        return make_batch(0, self.data.pick(rows, self.seeds[rows]), flips=None, device=self.device)

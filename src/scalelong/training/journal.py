@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from .config import Config, TrainingConfig
 from .display import Display, Silent
 from .guard import Verdict
 from .metrics import MetricsLog
-from .run import flatten
+from .run import Run, RunError, flatten
 from .stopwatch import Stopwatch
 
 
@@ -23,8 +27,16 @@ class Journal:
         self.watch = Stopwatch(config.batch_size)
 
     def begin(self, config: Config) -> None:
-        if self.config.trackers:
-            self.accelerator.init_trackers("scalelong", config=printable(config))
+        """Start the trackers; by now the folder says what the run is, and metrics.jsonl ends where it goes on."""
+        if not self.config.trackers:
+            return
+        options = tracker_options(self.metrics) if self.is_main else {}
+        try:
+            self.accelerator.init_trackers("scalelong", config=printable(config), init_kwargs=options)
+        except Exception as error:  # Every tracker has errors of its own.
+            self._drop_trackers()
+            names = ", ".join(self.config.trackers)
+            raise RunError(f"training.trackers: could not start {names}: {error}") from error
 
     def start(self, step: int) -> None:
         self.watch.start(step)
@@ -41,7 +53,9 @@ class Journal:
         if self.is_main:
             self.metrics.write({"step": step, **values})
         if self.config.trackers:
-            numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key != "step"}
+            # The loss of a single step does not belong into the series of means.
+            prefix = f"{values['event']}/" if "event" in values else ""
+            numbers = {prefix + key: value for key, value in values.items() if is_number(value) and key != "step"}
             self.accelerator.log(numbers, step=step)
 
     def log(self, step: int, **numbers: float) -> None:
@@ -60,6 +74,13 @@ class Journal:
         self.record(step, {"event": "skipped", **numbers, "origin": origin})
         self.note(f"step {step} skipped: loss {verdict.loss:.4g}, {origin}")
 
+    def _drop_trackers(self) -> None:
+        """End those that did start; one that did not would fail again at the end of the run, and hide why."""
+        for tracker in self.accelerator.trackers:
+            with suppress(Exception):
+                tracker.finish()
+        self.accelerator.trackers.clear()
+
     def _first_origin(self, verdict: Verdict) -> str:
         """Where a process found the non-finite number; the others may have had none in their part of the batch."""
         from accelerate.utils import gather_object
@@ -68,6 +89,25 @@ class Journal:
         found = gather_object([] if own is None else [(own.kind == "gradient", str(own))])
         # A process that was finite itself has received the others' gradients, and can blame only those.
         return min(found, key=lambda origin: origin[0], default=(True, "where it began could not be found"))[1]
+
+
+def tracker_options(metrics: MetricsLog) -> dict[str, dict[str, Any]]:
+    """What makes a tracker go on with a run instead of beginning another, and write nowhere but in its folder."""
+    folder = metrics.path.parent
+    return {
+        "tensorboard": {"purge_step": metrics.last_step() + 1},
+        "wandb": {"id": run_id(folder), "name": folder.resolve().name, "dir": str(folder), "resume": "allow"},
+    }
+
+
+def run_id(folder: Path) -> str:
+    """A name for a run that stays when it goes on: made of its folder's name and its first start."""
+    first = json.loads(Run(folder).environment_file.read_text(encoding="utf-8"))[0]
+    return hashlib.sha256(json.dumps([folder.resolve().name, first]).encode()).hexdigest()[:16]
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def printable(config: Config) -> dict[str, Any]:

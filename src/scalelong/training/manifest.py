@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .files import read_tensors, sha256_of
+from .files import Damaged, read_tensors, to_json, verify_file
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -27,10 +27,6 @@ FILE_NAME = re.compile(rf"{GROUP_NAME.pattern}\.safetensors|{re.escape(STATE)}")
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; the message says what, where, and what to do."""
-
-
-class Damaged(Exception):
-    """Why a folder is not a complete checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +62,6 @@ class Checkpoint:
         return json.loads((self.path / STATE).read_bytes())
 
 
-def to_json(value: Any) -> bytes:
-    """Python's JSON writes a float so that reading it gives the same float."""
-    return json.dumps(value, indent=1).encode()
-
-
 def check_json(value: Any, where: str) -> None:
     """Raise unless JSON keeps the value exactly: no tuples, no number as a key, no tensors."""
     if isinstance(value, Mapping):
@@ -86,10 +77,6 @@ def check_json(value: Any, where: str) -> None:
             f"{where} is a {type(value).__name__}, which JSON does not keep. "
             "Use numbers, text, lists and dicts; tensors go into a group."
         )
-
-
-def describe(path: Path) -> tuple[int, str]:
-    return path.stat().st_size, sha256_of(path)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -142,13 +129,3 @@ def verify(folder: Path, step: int | None = None) -> Checkpoint:
             raise Damaged(f"{name} cannot be read ({error.strerror})") from error
     groups = tuple(name.removesuffix(".safetensors") for name in manifest.files if name != STATE)
     return Checkpoint(manifest.step, folder, manifest.metric, groups)
-
-
-def verify_file(path: Path, size: int, digest: str) -> None:
-    if path.is_symlink() or not path.is_file():
-        raise Damaged(f"{path.name} is missing")
-    found = path.stat().st_size
-    if found != size:
-        raise Damaged(f"{path.name} has {found} bytes instead of {size}")
-    if sha256_of(path) != digest:
-        raise Damaged(f"{path.name} does not match its checksum")

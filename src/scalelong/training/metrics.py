@@ -39,6 +39,11 @@ class MetricsLog:
         if self.path.exists() and self.path.stat().st_size > size:
             os.truncate(self.path, size)
 
+    def last_step(self) -> int:
+        """The step of the last line, 0 if there is none."""
+        lines = read_metrics(self.path) if self.path.exists() else []
+        return lines[-1]["step"] if lines else 0
+
 
 def storable(value: Any) -> Any:
     """JSON has no infinity and no NaN: they become text."""

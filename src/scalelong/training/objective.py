@@ -8,21 +8,26 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Batch, keyed_generator
-from ..diffusion import DiffusionProcess, noise_predictor
+from ..diffusion import DiffusionProcess
+from .conditions import NOTHING, Condition, Conditioning
 
 
 @dataclass(frozen=True)
 class Noised:
-    """Images with the times and the noise they are trained at. Shape: (B, C, H, W), (B,), (B, C, H, W)."""
+    """Images with the times, the noise and the condition they are trained with.
+
+    Shape: (B, C, H, W), (B,), (B, C, H, W).
+    """
 
     images: Tensor
     times: Tensor
     noise: Tensor
+    condition: Condition = NOTHING
 
     def split(self, parts: int) -> list[Noised]:
         """Equal parts in order, for gradient accumulation."""
-        tensors = (self.images, self.times, self.noise)
-        return [Noised(*part) for part in zip(*(tensor.chunk(parts) for tensor in tensors), strict=True)]
+        columns = (self.images, self.times, self.noise, self.condition)
+        return [Noised(*part) for part in zip(*(column.chunk(parts) for column in columns), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Objective:
     """
 
     process: DiffusionProcess
+    conditioning: Conditioning
     seed: int
     batch_size: int
     own: slice
@@ -46,16 +52,25 @@ class Objective:
         generator = torch.Generator(device).manual_seed(seed)
         times = self.process.sample_times(self.batch_size, generator, device=device)[self.own]
         noise = torch.randn(self.batch_size, *shape, generator=generator, device=device)[self.own]
-        return Noised(batch.images, times, noise)
+        return Noised(batch.images, times, noise, self._withheld(batch))
 
     def loss(self, model: nn.Module, part: Noised) -> Tensor:
         """The mean loss of some images. Shape: ()."""
         noisy = self.process.add_noise(part.images, part.noise, part.times)
         if self.channels_last:
             noisy = noisy.contiguous(memory_format=torch.channels_last)
-        prediction = noise_predictor(model)(noisy, self.process.model_time(part.times))
+        predict = self.conditioning.predictor(model, part.condition)
+        prediction = predict(noisy, self.process.model_time(part.times))
         return self.process.loss(prediction, part.images, part.noise, part.times).mean
 
     def seed_dropout(self, step: int, rank: int) -> None:
         """Set the global generators, from which dropout draws, by seed, step and process: resuming needs no state."""
         torch.manual_seed(keyed_generator(self.seed, f"dropout/{rank}", step).initial_seed())
+
+    def _withheld(self, batch: Batch) -> Condition:
+        """The batch's condition, replaced by none now and then."""
+        condition, share = self.conditioning.of(batch), self.conditioning.drop
+        if not share:
+            return condition
+        chosen = torch.rand(self.batch_size, generator=keyed_generator(self.seed, "withheld", batch.step)) < share
+        return self.conditioning.withhold(condition, chosen[self.own].to(batch.images.device))

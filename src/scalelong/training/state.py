@@ -1,11 +1,11 @@
 """Everything that a run's next step depends on, to a checkpoint and back to the bit.
 
-Batches, times, noise and the learning rate are functions of the step, so they need no state of their own.
+Batches in memory, times, noise and the learning rate are functions of the step, so they need no state of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class TrainState:
     loss_count: int = 0
 
     def tensors(self, keep: bool = True) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint holds, whole; shards are gathered by all processes, and those that `keep` get the result."""
+        """What a checkpoint holds, whole; shards are gathered by all processes, and those that `keep` get it."""
         optimizer, _ = self._flat_optimizer()
         parts = {"model": self.network.state_dict(), "ema": self.ema.state_dict(), "optimizer": optimizer}
         return {group: gather(tensors, keep) for group, tensors in parts.items()}
@@ -51,14 +51,17 @@ class TrainState:
         tensors: Mapping[str, Mapping[str, Tensor]],
         *,
         metrics_size: int,
+        data: Sequence[Mapping[str, Any]] = (),
         metric: float | None = None,
     ) -> Path:
+        """Write a checkpoint; `data` is where each process's stream of batches is, if they come from streams."""
         state = {
             "step": self.step,
             "offset": self.offset,
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
             "metrics_size": metrics_size,
+            "data": [dict(stream) for stream in data],
             "ema_step": self.ema.step,
             "guard": self.guard.state_dict(),
             "spikes": self.spikes.state_dict(),
@@ -67,12 +70,12 @@ class TrainState:
         }
         return store.save(self.step, tensors, state, metric)
 
-    def load(self, checkpoint: Checkpoint) -> int:
-        """Continue as if the run had never stopped; returns the size that metrics.jsonl had."""
+    def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Continue as if the run had never stopped; returns the rest of what was saved, `metrics_size` and `data`."""
         state = self._load_training(checkpoint)
         self.offset = state["offset"]
         self.guard.load_state_dict(state["guard"])
-        return state["metrics_size"]
+        return state
 
     def roll_back(self, checkpoint: Checkpoint) -> None:
         """Take back the weights and go on with batches that come after those seen.

@@ -15,25 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data import Batches, BatchOrder, load_images
 from .build import build_model, build_process
+from .checkpoint import Checkpoint
+from .conditions import Condition, conditioning_of, spread_labels
 from .config import Config
 from .display import Display
 from .ema import EMA
 from .engine import build_accelerator, build_optimizer, check_shares, learning_rate, place, shares_weights, wrap
 from .guard import Guard, TrainingDiverged, Verdict
 from .heldout import HeldOut
+from .inputs import open_inputs
 from .journal import Journal
 from .objective import Noised, Objective
 from .pictures import save_grid
 from .resume import Start, find_start
-from .run import Run, environment
-from .sampling import draw
+from .run import Run, RunError, environment
+from .sampling import draw, heldout_condition
 from .sharding import whole, without_exchange
 from .signals import StopSignals
 from .state import TrainState
 
-GRID_IMAGES, GRID_STEPS = 64, 50
+GRID_IMAGES = 64
 
 
 @dataclass(frozen=True)
@@ -84,14 +86,22 @@ class Trainer:
     def _build_data(self, rank: int, world: int) -> None:
         config = self.config
         batch_size, process = config.training.batch_size, build_process(config.diffusion)
-        data = load_images(config.data)
-        order = BatchOrder(len(data.train), batch_size, config.seed)
-        share: dict[str, Any] = {"rank": rank, "world": world, "device": self.device}
-        self.batches = Batches(data.train, order, flip=config.data.flip, **share)
-        own, channels_last = order.slice_of(rank, world), config.training.channels_last
-        self.objective = Objective(process, config.seed, batch_size, own, channels_last)
-        add = lambda total: self.accelerator.reduce(total, "sum")  # noqa: E731
-        self.heldout = HeldOut(data.heldout, process, seed=config.seed, batch_size=batch_size, add=add, **share)
+        self.inputs = open_inputs(config, rank=rank, world=world, device=self.device)
+        self.batches = self.inputs.batches
+        self.conditioning = conditioning_of(config, self.inputs.empty_text)
+        own, channels_last = self.batches.own, config.training.channels_last
+        self.objective = Objective(process, self.conditioning, config.seed, batch_size, own, channels_last)
+        self.heldout = HeldOut(
+            self.inputs.heldout,
+            process,
+            self.conditioning,
+            seed=config.seed,
+            batch_size=batch_size,
+            rank=rank,
+            world=world,
+            add=lambda total: self.accelerator.reduce(total, "sum"),
+            device=self.device,
+        )
 
     def _build_model(self) -> None:
         config = self.config
@@ -122,6 +132,7 @@ class Trainer:
                     self._advance()
         finally:
             self.journal.stop()
+            self.batches.close()
         stopped = self.stopping and self.state.step < steps
         # Another process may be the one that was told to stop.
         signal = (self.signals.received or SIGTERM) if stopped else None
@@ -130,7 +141,7 @@ class Trainer:
     def _begin(self) -> None:
         """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
         start, config = self.begin, self.config
-        size = 0 if start.checkpoint is None else self.state.load(start.checkpoint)
+        size = 0 if start.checkpoint is None else self._load(start.checkpoint)
         self.accelerator.wait_for_everyone()
         if self.is_main:
             facts = environment(
@@ -147,8 +158,20 @@ class Trainer:
         self.journal.begin(config)
         if start.checkpoint is not None:
             self.journal.note(f"going on from step {start.step} ({start.checkpoint.path})")
-        if start.checkpoint is None:
+        if start.checkpoint is None or not start.own:
             self._save()
+
+    def _load(self, checkpoint: Checkpoint) -> int:
+        """Go on from a checkpoint; returns the size that metrics.jsonl had."""
+        saved, rank = self.state.load(checkpoint), self.accelerator.process_index
+        streams = saved.get("data", [])
+        if streams and len(streams) != self.accelerator.num_processes:
+            raise RunError(
+                f"{checkpoint.path} was saved by {len(streams)} processes that streamed their data: go on with as many"
+            )
+        if streams:
+            self.batches.load_state_dict(streams[rank])
+        return saved["metrics_size"]
 
     def _advance(self) -> None:
         """One step, and whatever is due after it."""
@@ -179,7 +202,7 @@ class Trainer:
             self.optimizer.step()
             state.ema.update(self.network)
         elif state.scaler is not None:
-            state.scaler.update()  # Without an update of the weights it would keep a scale that overflows.
+            state.scaler.update()  # Without an update of the weights: halves a scale that made gradients overflow.
         self.optimizer.zero_grad()
         state.step += 1
         self._note(verdict)
@@ -188,9 +211,11 @@ class Trainer:
         return verdict
 
     def _judge(self, loss: Tensor, grad_norm: Tensor, batch: list[Noised]) -> Verdict:
-        step = self.state.step + 1
+        step, scaler = self.state.step + 1, self.state.scaler
+        scale = None if scaler is None else scaler.get_scale
+        forward = lambda: self._mean_loss(batch)  # noqa: E731
         try:
-            return self.state.guard.check(loss, grad_norm, step=step, run_forward=lambda: self._mean_loss(batch))
+            return self.state.guard.check(loss, grad_norm, step=step, run_forward=forward, scale=scale)
         except TrainingDiverged as error:
             self.journal.record(step, {"event": "diverged", "message": str(error)})
             raise
@@ -238,6 +263,8 @@ class Trainer:
             spike = state.spikes.update(state.step, verdict.loss)
             if spike is not None:
                 self.journal.record(state.step, {"event": "spike", **asdict(spike)})
+        if verdict.action == "overflow":
+            self.journal.record(state.step, {"event": "overflow", "scale": state.scaler.get_scale()})
         self.journal.step(state.step, verdict)
 
     def _roll_back(self) -> None:
@@ -268,22 +295,37 @@ class Trainer:
     def _draw_samples(self) -> None:
         """A grid of images from the averaged weights, always of the same noise; shards need every process for it."""
         if self.is_main or self.sharded:
-            steps = min(GRID_STEPS, self.config.diffusion.steps)
             with self.state.ema.swap(self.network.eval()):
-                images = draw(self.network, self.config, GRID_IMAGES, steps=steps)
+                images = draw(self.network, self.config, self.conditioning, self._grid_condition(), count=GRID_IMAGES)
             self.network.train()
             if self.is_main:
                 save_grid(images, self.folder.samples / f"step-{self.state.step:06d}.png")
         self.accelerator.wait_for_everyone()
 
+    def _grid_condition(self) -> Condition:
+        """Class after class, or the captions of held-out images."""
+        if self.config.text is None:
+            return spread_labels(self.config, GRID_IMAGES)
+        return heldout_condition(self.inputs, self.conditioning, GRID_IMAGES)
+
     def _save(self, metric: float | None = None) -> None:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
+        streams = self._streams()
         if self.is_main or self.sharded:
             tensors = self.state.tensors(keep=self.is_main)
             if self.is_main:
                 size = self.journal.metrics.synced_size()
-                self.state.save(self.store, tensors, metrics_size=size, metric=metric)
+                self.state.save(self.store, tensors, metrics_size=size, data=streams, metric=metric)
         self.accelerator.wait_for_everyone()
+
+    def _streams(self) -> list[dict[str, Any]]:
+        """Where the stream of each process is; nothing if the data is in memory."""
+        own = self.batches.state_dict()
+        if not own:
+            return []
+        from accelerate.utils import gather_object
+
+        return gather_object([own])
 
 
 def is_due(every: int | None, step: int, last: bool) -> bool:

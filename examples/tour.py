@@ -1,6 +1,6 @@
 """See scaled skips at work on real networks: find them, scale them in one line, measure the effect, undo, fuse.
 
-make demo            # or: python examples/demo.py
+make tour            # or: python examples/tour.py
 """
 
 from __future__ import annotations

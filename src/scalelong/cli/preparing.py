@@ -1,0 +1,129 @@
+"""The command that computes latents and text features beforehand: prepare."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .errors import fail
+from .training import Overrides, run_errors
+
+if TYPE_CHECKING:
+    from ..data.prepare import Job, Prepared, Share
+
+PREPARE = """Compute the latents and text features of a recipe once, so that training only reads them.
+
+They are written in shards, each with a checksum, to data.prepared, which is prepared/<recipe>-<hash> unless the recipe
+says otherwise. The same command goes on after a kill, and makes anew what is damaged; neither can be seen in the files,
+nor can the number of processes. Images that cannot be read are skipped and named; more than 1 % of them stop it.
+
+\b
+Examples:
+  scalelong prepare flickr-tiny-uvit --processes 2
+  scalelong prepare coco-uvit-s2 --set data.source=./coco --out /scratch/coco
+  torchrun --nproc-per-node 8 -m scalelong prepare coco-uvit-s2"""
+
+# Enough to see what is wrong; the index has them all.
+NAMED = 20
+
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name, or the path of a .yaml file.")]
+Out = Annotated[Path | None, typer.Option(help="The folder, instead of data.prepared.")]
+Processes = Annotated[int, typer.Option(min=1, help="How many work on it; each computes with one core, or one GPU.")]
+
+
+def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, processes: Processes = 1) -> None:
+    with run_errors():
+        job, share = plan_job(recipe, overrides or [], out)
+        if processes > 1 and share.world > 1:
+            raise ValueError("a launcher has started several processes already: leave out --processes")
+    with job_errors(share):
+        from ..data.prepare import prepare as run_job
+        from ..data.processes import prepare_together
+
+        with shown_progress(share) as progress:
+            if processes > 1:
+                prepared = prepare_together(job, processes, progress=progress)
+            else:
+                prepared = run_job(job, share, progress=progress)
+    if prepared is not None:
+        report(prepared, recipe, out)
+
+
+def plan_job(recipe: str, overrides: list[str], out: Path | None) -> tuple[Job, Share]:
+    """What is to be done, and which part of it is this process's."""
+    from ..data.prepare import Job, Share
+    from ..data.prepared import prepared_folder
+    from ..training import load_recipe
+
+    config = load_recipe(recipe, overrides)
+    folder = out or prepared_folder(config.name, config.data, config.text, config.latents)
+    classes = None if config.labels is None else config.labels.classes
+    share = Share(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    return Job(config.data, config.text, config.latents, folder, classes), share
+
+
+@contextmanager
+def job_errors(share: Share) -> Iterator[None]:
+    """One line for what goes wrong; also in processes that are not the first, because only they may know."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("stopped: what is finished is kept, and the same command goes on with the rest")
+        sys.exit(130)
+    except (ValueError, ImportError, OSError) as error:
+        if share.rank:
+            typer.echo(f"error: process {share.rank}: {' '.join(str(error).split())}", err=True)
+        fail(str(error))
+
+
+@contextmanager
+def shown_progress(share: Share) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar in a terminal, ten lines elsewhere; only the first process shows any."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if share.rank:
+        yield None
+    elif not Console().is_terminal:
+        yield Lines().show
+    else:
+        with Progress(TextColumn("rows"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(compact=True)) as bar:
+            task = bar.add_task("rows", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class Lines:
+    """Writes a line whenever another tenth is done."""
+
+    def __init__(self) -> None:
+        self.tenths = 0
+
+    def show(self, done: int, total: int) -> None:
+        from .display import print_now
+
+        if done * 10 // max(total, 1) > self.tenths:
+            self.tenths = done * 10 // total
+            print_now(f"{done} of {total} rows")
+
+
+def report(prepared: Prepared, recipe: str, out: Path | None) -> None:
+    from ..files import human_size
+
+    rows = prepared.rows
+    if prepared.broken:
+        names = "".join(f"\n  {line}" for line in prepared.broken[:NAMED])
+        more = len(prepared.broken) - NAMED
+        typer.echo(f"skipped, because they could not be read: {len(prepared.broken)} images{names}")
+        if more > 0:
+            typer.echo(f"  and {more} more, which index.json names")
+    where = "" if out is None else f" --set data.prepared={out}"
+    typer.echo(
+        f"finished: {prepared.folder}, {rows['train']} rows to train on and {rows['heldout']} held out, "
+        f"{human_size(prepared.bytes)}. To train: scalelong train {recipe}{where}"
+    )

@@ -1,0 +1,132 @@
+"""What a network is told about an image, how training withholds it, and how sampling guides by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..diffusion import noise_predictor
+from ..diffusion.sampling import Predictor
+from .config import Config, UViTConfig
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The conditions of some images, those that the network takes. Shape: labels (B,), text (B, L, D)."""
+
+    labels: Tensor | None = None
+    text: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Condition:
+        return Condition(*(None if value is None else function(value) for value in (self.labels, self.text)))
+
+    def to(self, device: torch.device) -> Condition:
+        return self.map(lambda value: value.to(device))
+
+    def __getitem__(self, own: slice | Tensor) -> Condition:
+        return self.map(lambda value: value[own])
+
+    def chunk(self, parts: int) -> list[Condition]:
+        """Equal parts in order."""
+        columns = [[None] * parts if value is None else value.chunk(parts) for value in (self.labels, self.text)]
+        return [Condition(*part) for part in zip(*columns, strict=True)]
+
+
+NOTHING = Condition()
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """How a recipe's network is told its condition, and what stands for none. Shape: empty_text (L, D)."""
+
+    names: tuple[str, str]
+    """The keywords of labels and of text in the network's forward."""
+    takes_labels: bool = False
+    takes_text: bool = False
+    no_label: int | None = None
+    empty_text: Tensor | None = None
+    drop: float = 0.0
+
+    def of(self, batch: Any) -> Condition:
+        """The condition of a batch, or of picked examples: what the network takes and no more."""
+        return Condition(batch.labels if self.takes_labels else None, batch.text if self.takes_text else None)
+
+    def predictor(self, model: Callable[..., Any], condition: Condition = NOTHING) -> Predictor:
+        """The network as a function of image and time."""
+        values = zip(self.names, (condition.labels, condition.text), strict=True)
+        given = {name: value for name, value in values if value is not None}
+        return noise_predictor(partial(model, **given) if given else model)
+
+    def withhold(self, condition: Condition, chosen: Tensor) -> Condition:
+        """The condition with none in its place where chosen. Shape: chosen (B,), bool."""
+        labels, text = condition.labels, condition.text
+        if labels is not None and self.no_label is not None:
+            labels = labels.masked_fill(chosen, self.no_label)
+        if text is not None and self.empty_text is not None:
+            text = torch.where(chosen.view(-1, 1, 1), self.empty_text.to(text), text)
+        return Condition(labels, text)
+
+    def guided(self, model: Callable[..., Any], condition: Condition, guidance: float) -> Predictor:
+        """ε(∅) + w·(ε(c) − ε(∅)), with both in one batch; w = 1 is the condition alone and 0 is none."""
+        if guidance == 1 or condition == NOTHING:
+            return self.predictor(model, condition)
+        everywhere = torch.ones(_count(condition), dtype=torch.bool, device=_device(condition))
+        without = self.withhold(condition, everywhere)
+        if guidance == 0:
+            return self.predictor(model, without)
+        both = Condition(*map(_stack, (without.labels, without.text), (condition.labels, condition.text)))
+        predict = self.predictor(model, both)
+
+        def guide(x: Tensor, t: Tensor) -> Tensor:
+            free, bound = predict(torch.cat([x, x]), torch.cat([t, t])).chunk(2)
+            return torch.lerp(free, bound, guidance)
+
+        return guide
+
+
+def conditioning_of(config: Config, empty_text: Tensor | None = None) -> Conditioning:
+    """The conditioning of a recipe; one with text needs the features of the empty caption to withhold it."""
+    names = ("y", "context") if isinstance(config.model, UViTConfig) else ("class_labels", "encoder_hidden_states")
+    labels, text = config.labels, config.text
+    drops = [block.drop for block in (labels, text) if block is not None]
+    return Conditioning(
+        names,
+        takes_labels=labels is not None,
+        takes_text=text is not None,
+        no_label=labels.classes if labels is not None and labels.drop > 0 else None,
+        empty_text=empty_text,
+        drop=max(drops, default=0.0),
+    )
+
+
+def spread_labels(config: Config, count: int, label: int | None = None) -> Condition:
+    """Labels for drawn images: all of one class, or class after class."""
+    if config.labels is None:
+        return NOTHING
+    classes = config.labels.classes
+    if label is not None and not 0 <= label < classes:
+        raise ValueError(f"there are the classes 0 to {classes - 1}, not {label}")
+    labels = torch.arange(count) % classes if label is None else torch.full((count,), label)
+    return Condition(labels=labels)
+
+
+def _stack(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return None if first is None or second is None else torch.cat([first, second])
+
+
+def _first(condition: Condition) -> Tensor:
+    values: Sequence[Tensor | None] = (condition.labels, condition.text)
+    return next(value for value in values if value is not None)
+
+
+def _count(condition: Condition) -> int:
+    return len(_first(condition))
+
+
+def _device(condition: Condition) -> torch.device:
+    return _first(condition).device

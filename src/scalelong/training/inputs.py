@@ -1,0 +1,48 @@
+"""What a run trains on: batches in memory, streamed or prepared, what is held out, and the empty caption."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..data import BatchDraws, Batches, BatchOrder, BatchSource, DataError, Examples, load_images, open_batches
+from ..data.prepared import open_prepared, prepared_folder
+from .config import Config
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One process's batches, the examples held out, and the features of the empty caption. Shape: (L, D)."""
+
+    batches: BatchSource
+    heldout: Examples
+    empty_text: Tensor | None = None
+
+
+def open_inputs(config: Config, *, rank: int = 0, world: int = 1, device: torch.device | str = "cpu") -> Inputs:
+    """Open a recipe's data; raises DataError where it is not as the recipe says."""
+    draws = BatchDraws(config.training.batch_size, config.seed)
+    classes = None if config.labels is None else config.labels.classes
+    if config.text is None and config.latents is None:
+        return Inputs(*open_batches(config.data, draws, classes=classes, rank=rank, world=world, device=device))
+    images = load_images(config.data, classes=classes) if config.latents is None else None
+    prepared = open_prepared(prepared_place(config), config.data, config.text, config.latents, images=images)
+    order = BatchOrder(len(prepared.train), draws.batch_size, draws.seed)
+    flip = config.data.flip and config.latents is None
+    batches = Batches(prepared.train, order, flip=flip, rank=rank, world=world, device=device)
+    return Inputs(batches, prepared.heldout, prepared.empty_text)
+
+
+def prepared_place(config: Config) -> Path:
+    """The folder that `scalelong prepare` fills for a recipe."""
+    return prepared_folder(config.name, config.data, config.text, config.latents)
+
+
+def needs_preparation(config: Config) -> bool:
+    return config.text is not None or config.latents is not None
+
+
+__all__ = ["DataError", "Inputs", "needs_preparation", "open_inputs", "prepared_place"]

@@ -1,0 +1,121 @@
+"""The command `scalelong prepare`: what it prints and writes, and how it fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prepare_cases import contents
+from typer.testing import CliRunner
+
+import scalelong
+from scalelong.cli.commands import app
+from scalelong.data import load_images
+from scalelong.data.encoders import TextEncoder
+from scalelong.data.prepare import Job
+from scalelong.data.prepared import open_prepared, prepared_folder
+from scalelong.data.prepared_folder import INDEX
+
+MakeJob = Callable[[str], Job]
+
+RECIPE = """
+name: tiny
+data: {{source: {root}/pictures.parquet, image_size: 16, caption_column: captions, heldout_count: 6}}
+text: {{encoder: {root}/bert, max_length: 8, width: 16, drop: 0.1}}
+model: {{kind: uvit, img_size: 16, patch_size: 8, embed_dim: 16, depth: 2, num_heads: 2}}
+optim: {{lr: 1e-3}}
+training: {{steps: 2, batch_size: 4}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def recipe(tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(RECIPE.format(root=tiny_root))
+    return tmp_path / "tiny.yaml"
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong")
+
+
+def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(recipe: Path) -> None:
+    from scalelong.training import load_recipe
+
+    result = run("prepare", recipe)
+    assert result.exit_code == 0, result.output
+    config = load_recipe(recipe)
+    folder = prepared_folder(config.name, config.data, config.text, config.latents)
+    assert re.fullmatch(r"prepared/tiny-[0-9a-f]{8}", str(folder))
+    *progress, last = result.stdout.splitlines()
+    assert progress[-1] == "24 of 24 rows"
+    assert last.startswith(f"finished: {folder}, 18 rows to train on and 6 held out, ")
+    assert last.endswith(f"To train: scalelong train {recipe}")
+    images = load_images(config.data)
+    assert len(open_prepared(folder, config.data, config.text, None, images=images).train) == 18
+
+
+def test_another_folder_is_named_to_the_training(recipe: Path) -> None:
+    from scalelong.training import load_recipe
+
+    result = run("prepare", recipe, "--out", "elsewhere")
+    assert result.stdout.endswith(f"To train: scalelong train {recipe} --set data.prepared=elsewhere\n")
+    config = load_recipe(recipe, ["data.prepared=elsewhere"])
+    assert prepared_folder(config.name, config.data, config.text, config.latents) == Path("elsewhere")
+    assert (Path("elsewhere") / INDEX).is_file()
+
+
+def test_the_folder_of_a_recipe_follows_what_changes_its_contents(made: MakeJob) -> None:
+    job = made("both")
+
+    def place(**changes: Any) -> Path:
+        return prepared_folder("name", job.data.model_copy(update=changes), job.text, job.latents)
+
+    assert place(flip=True) == place(workers=1) == place()
+    assert len({place(), place(image_size=8), place(heldout_count=7), place(source="elsewhere")}) == 4
+
+
+def test_the_command_fails_in_one_line(recipe: Path) -> None:
+    result = run("prepare", recipe, "--set", "text.encoder=./nowhere")
+    assert result.exit_code == 2 and result.stdout == ""
+    assert re.fullmatch(r"error: text.encoder: there is no folder './nowhere' \(looked for .*\)\n", result.stderr)
+
+
+def test_a_stopped_command_says_that_it_goes_on(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TextEncoder, "encode", stop)
+    result = run("prepare", recipe)
+    assert result.exit_code == 130
+    assert result.stdout == "stopped: what is finished is kept, and the same command goes on with the rest\n"
+
+
+def test_processes_of_a_launcher_start_no_others(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = run("prepare", recipe, "--processes", "2")
+    assert result.exit_code == 2 and "leave out --processes" in result.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_prepares_and_only_its_first_process_speaks(recipe: Path, tmp_path: Path) -> None:
+    run("prepare", recipe, "--out", "alone")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "scalelong"]
+    command = [sys.executable, *launcher, "prepare", str(recipe), "--out", "together"]
+    ours = {"PYTHONPATH": str(Path(scalelong.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | ours)
+    assert done.returncode == 0, done.stderr
+    assert sum(line.startswith("finished") for line in done.stdout.splitlines()) == 1
+    assert contents(tmp_path / "together") == contents(tmp_path / "alone")

@@ -1,0 +1,80 @@
+"""`training.compile`: the same numbers, the same names, and averaged weights that compiled code sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from run_cases import final_tensors, lasting_metrics, losses, run_tiny
+from torch import nn
+from torch._dynamo.utils import counters
+
+from scalelong.training import Run
+
+EVALUATED = ("training.eval_every=4", "training.sample_every=8", "optim.warmup_steps=1", "data.heldout_count=8")
+
+# Sums in another order, over a few steps.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """No compiled code of other tests, and none left for them."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def no_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace and guard as always, but run the traced operations as they are: C++ takes a minute for each graph."""
+    compile_in_place = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda network: compile_in_place(network, backend="aot_eager"))
+
+
+def run_both(folder: Path, *overrides: str) -> tuple[Path, Path]:
+    """The same recipe as it is and compiled."""
+    plain, compiled = folder / "plain", folder / "compiled"
+    run_tiny(plain, *overrides)
+    assert not counters["frames"]
+    run_tiny(compiled, *overrides, "training.compile=true")
+    assert counters["frames"]["ok"] > 0
+    return plain, compiled
+
+
+def pixels(out: Path, step: int = 8) -> np.ndarray:
+    return np.asarray(Image.open(Run(out).samples / f"step-{step:06d}.png")).astype(int)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["cs", "ls"])
+def test_compiled_training_has_the_losses_of_plain_training(method: str, tmp_path: Path) -> None:
+    plain, compiled = run_both(tmp_path, f"scaling.method={method}", "training.steps=4")
+    assert losses(compiled) == pytest.approx(losses(plain), rel=TOLERANCE)
+    assert len(set(losses(plain))) == 4
+
+
+@pytest.mark.usefixtures("no_code_generation")
+def test_compiled_evaluation_and_samples_use_the_averaged_weights(tmp_path: Path) -> None:
+    plain, compiled = run_both(tmp_path, "scaling.method=ls", *EVALUATED)
+    expected = [line for line in lasting_metrics(plain) if "heldout_loss" in line]
+    found = [line for line in lasting_metrics(compiled) if "heldout_loss" in line]
+    assert len(found) == 2
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=TOLERANCE)
+        assert abs(ours["heldout_loss"] / ours["heldout_loss_ema"] - 1) > 100 * TOLERANCE
+    # One level of 256 for rounding.
+    assert abs(pixels(compiled) - pixels(plain)).max() <= 1
+
+
+@pytest.mark.usefixtures("no_code_generation")
+def test_a_compiled_run_goes_on_without_compiling(tmp_path: Path) -> None:
+    plain, compiled = run_both(tmp_path)
+    run_tiny(tmp_path / "after", resume=compiled / "checkpoints" / "step-000003")
+    assert losses(tmp_path / "after") == pytest.approx(losses(plain)[3:], rel=TOLERANCE)
+    assert final_tensors(compiled).keys() == final_tensors(plain).keys()

@@ -1,0 +1,141 @@
+"""Laws of export: another library draws the images that we draw, and says what it needs for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_cases import run_tiny
+from safetensors.torch import load_file
+
+from scalelong.diffusion import noise_predictor, sample
+from scalelong.models import UViT
+from scalelong.training import Run, load_recipe, train
+from scalelong.training.build import build_process
+from scalelong.training.export import export_run, push
+from scalelong.training.sampling import load_network
+
+UNET = (
+    *("data.source=sklearn:digits", "data.image_size=8", "data.channels=1", "data.image_column=image"),
+    *("data.label_column=null", "data.heldout_split=null", "data.heldout_count=10", "model.sample_size=8"),
+    *("model.in_channels=1", "model.block_out_channels=[8, 16]", "model.depth=1", "model.attention=[]"),
+    *("model.norm_num_groups=4", "diffusion.steps=20", "training.steps=2", "training.batch_size=8"),
+    *("training.eval_every=2", "training.sample_every=null", "optim.lr=1e-2", "optim.warmup_steps=0"),
+)
+SEEDS = [3, 4]
+
+pytestmark = pytest.mark.filterwarnings("ignore::scalelong.AbsorbedScalingWarning")
+
+
+def train_unet(out: Path, *overrides: str) -> Path:
+    train(load_recipe("cifar10-tiny-unet", [*UNET, *overrides]), out)
+    return out
+
+
+def ours(run: Path) -> torch.Tensor:
+    """Images of the run's averaged weights, by all steps of DDPM, in [0, 1]."""
+    config, checkpoint = Run(run).config(), Run(run).checkpoints().latest()
+    assert checkpoint is not None
+    predict = noise_predictor(load_network(config, checkpoint, "ema"))
+    images = sample(predict, build_process(config.diffusion), (1, 8, 8), seeds=SEEDS, steps=20, sampler="ddpm")
+    return images / 2 + 0.5
+
+
+def theirs(pipeline: Any) -> torch.Tensor:
+    pipeline.set_progress_bar_config(disable=True)
+    generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
+    found = pipeline(batch_size=2, generator=generators, num_inference_steps=20, output_type="np").images
+    return torch.from_numpy(found).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "x0", "v"])
+def test_a_folded_unet_draws_in_diffusers_what_it_draws_here(prediction: str, tmp_path: Path) -> None:
+    from diffusers import DDPMPipeline
+
+    run = train_unet(tmp_path / "run", f"diffusion.prediction={prediction}", "scaling.where=after-norm")
+    done = export_run(run, "diffusers", tmp_path / "out")
+    assert done.fused
+    pipeline = DDPMPipeline.from_pretrained(tmp_path / "out")
+    assert not any("skip_scaling" in name for name in pipeline.unet.state_dict())
+    # 1e-4: a product in another order at each of 20 steps.
+    torch.testing.assert_close(theirs(pipeline), ours(run), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("scaling", [["scaling.method=ls"], ["scaling.where=input"]])
+def test_the_lines_of_the_card_put_back_a_scaling_that_cannot_be_folded(scaling: list[str], tmp_path: Path) -> None:
+    from diffusers import DDPMPipeline
+
+    run = train_unet(tmp_path / "run", *scaling)
+    done = export_run(run, "diffusers", tmp_path / "out")
+    assert not done.fused
+    text = (done.folder / "README.md").read_text()
+    assert "must be scaled again after loading" in text
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {}
+    exec(code.group(1).replace("FOLDER", str(done.folder)), names)  # The card's own lines are what is tested.
+    torch.testing.assert_close(theirs(names["pipeline"]), ours(run), rtol=0, atol=1e-4)
+    plain = theirs(DDPMPipeline.from_pretrained(done.folder))
+    assert (plain - ours(run)).abs().max() > 1e-3
+
+
+def test_a_folded_uvit_is_a_plain_one_with_the_same_function(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "run", "optim.lr=1e-2", "optim.warmup_steps=0", "model.patch_size=2")
+    done = export_run(tmp_path / "run", "uvit", tmp_path / "out")
+    assert done.fused
+    plain = UViT(8, 2, in_chans=1, embed_dim=16, depth=2, num_heads=2)
+    plain.load_state_dict(load_file(done.folder / "nnet.safetensors"))
+    checkpoint = Run(tmp_path / "run").checkpoints().latest()
+    assert checkpoint is not None
+    scaled = load_network(Run(tmp_path / "run").config(), checkpoint, "ema")
+    inputs = torch.randn(2, 1, 8, 8), torch.tensor([10.0, 900.0])
+    with torch.no_grad():
+        torch.testing.assert_close(plain(*inputs), scaled(*inputs), rtol=1e-5, atol=1e-6)
+
+
+def test_the_card_states_data_method_and_metrics(tmp_path: Path) -> None:
+    run = train_unet(tmp_path / "run", "scaling.where=after-norm")
+    text = (export_run(run, "diffusers", tmp_path / "out").folder / "README.md").read_text()
+    for expected in (
+        "`sklearn:digits` at 8×8",
+        "`cs`, kappa = 0.7, at the after-norm",
+        "2 steps of batch 8",
+        "at step 2",
+    ):
+        assert expected in text
+
+
+def test_an_export_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_tiny(tmp_path / "run", "training.steps=1")
+    with pytest.raises(ValueError, match="use --to uvit"):
+        export_run(tmp_path / "run", "diffusers", tmp_path / "out")
+    monkeypatch.setattr("scalelong.training.export.write_card", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        export_run(tmp_path / "run", "uvit", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(ValueError, match="exists already"):
+        export_run(tmp_path / "run", "uvit", tmp_path / "taken")
+
+
+def test_a_pushed_folder_is_uploaded_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Hub:
+        def create_repo(self, name: str, **options: Any) -> None:
+            calls.append(("create", name, options))
+
+        def upload_folder(self, **options: Any) -> None:
+            calls.append(("upload", options["repo_id"], sorted(path.name for path in options["folder_path"].iterdir())))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    run_tiny(tmp_path / "run", "training.steps=1")
+    done = export_run(tmp_path / "run", "uvit", tmp_path / "out")
+    assert push(done.folder, "me/model", private=True) == "https://huggingface.co/me/model"
+    assert calls == [
+        ("create", "me/model", {"private": True, "exist_ok": True}),
+        ("upload", "me/model", ["README.md", "nnet.safetensors"]),
+    ]
