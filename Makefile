@@ -49,8 +49,9 @@ demo: $(STAMP) ## train a small U-ViT on handwritten digits and draw 64 of them,
 tour: $(STAMP) ## show scaled skips at work on real networks
 	$(BIN)/python examples/tour.py
 
-bench: $(STAMP) ## measure what scaling costs per training step
+bench: $(STAMP) ## measure what scaling costs per step, and how fast the trainer is
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/train.py
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -267,12 +267,22 @@ def save_forever(step):
         tensors = groups(step) | {"large": {"x": torch.full((200_000,), float(step))}}
         store.save(step, tensors, state(step), metric=chance.random())
 
+def wait_for_save(step):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        names = os.listdir(folder) if folder.exists() else []
+        if any(name.startswith("step-") and int(name[5:]) > step for name in names):
+            return
+        time.sleep(0.002)
+
 leftovers = reached = 0
 for kill in range(12):
     child = os.fork()
     if not child:
         save_forever(reached)
-    time.sleep(0.02 + 0.15 * chance.random())
+    if kill % 2:  # On a busy machine nothing would be saved within the time that follows.
+        wait_for_save(reached)
+    time.sleep(0.15 * chance.random())
     os.kill(child, signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL, "a save failed by itself"
     leftovers += any(name.startswith(".") for name in os.listdir(folder)) if folder.exists() else 0

@@ -14,6 +14,7 @@ from scalelong.data import Batch
 from scalelong.training import RecipeError, Wish, build_model, load_recipe, sample_run
 from scalelong.training.build import build_process
 from scalelong.training.conditions import NOTHING, Condition, conditioning_of, spread_labels
+from scalelong.training.inputs import check_width
 from scalelong.training.objective import Objective
 
 BY_CLASS = ("data.label_column=label", "labels.classes=10", "labels.drop=0.25")
@@ -127,3 +128,10 @@ def test_a_streamed_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path
     run_tiny(tmp_path / "parts", *streamed, "training.steps=5")
     run_tiny(tmp_path / "parts", *streamed)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_text_encoder_of_another_width_than_stated_is_refused() -> None:
+    config = load_recipe("flickr-tiny")
+    check_width(config, torch.zeros(24, 384))
+    with pytest.raises(ValueError, match="text.width: .* gives 16 numbers for a token, not 384"):
+        check_width(config, torch.zeros(24, 16))

@@ -25,7 +25,7 @@ nor can the number of processes. Images that cannot be read are skipped and name
 
 \b
 Examples:
-  scalelong prepare flickr-tiny-uvit --processes 2
+  scalelong prepare flickr-tiny --processes 2
   scalelong prepare coco-uvit-s2 --set data.source=./coco --out /scratch/coco
   torchrun --nproc-per-node 8 -m scalelong prepare coco-uvit-s2"""
 

@@ -36,8 +36,8 @@ SAMPLE = """Draw images from a trained run: one PNG each, and a grid of all.
 Examples:
   scalelong sample runs/digits-cs
   scalelong sample runs/digits-cs -n 16 --steps 25 --seed 7 --weights raw
-  scalelong sample runs/cifar10-tiny-class-uvit-cs --class 3 --guidance 3
-  scalelong sample runs/flickr-tiny-uvit-cs -n 16 --prompt 'a dog runs over the grass'"""
+  scalelong sample runs/cifar10-tiny-class-cs --class 3 --guidance 3
+  scalelong sample runs/flickr-tiny-cs -n 16 --prompt 'a dog runs over the grass'"""
 
 RECIPES = """List the recipes that come with scalelong: parameters, data and steps.
 

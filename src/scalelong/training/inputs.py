@@ -30,19 +30,21 @@ def open_inputs(config: Config, *, rank: int = 0, world: int = 1, device: torch.
         return Inputs(*open_batches(config.data, draws, classes=classes, rank=rank, world=world, device=device))
     images = load_images(config.data, classes=classes) if config.latents is None else None
     prepared = open_prepared(prepared_place(config), config.data, config.text, config.latents, images=images)
+    check_width(config, prepared.empty_text)
     order = BatchOrder(len(prepared.train), draws.batch_size, draws.seed)
     flip = config.data.flip and config.latents is None
     batches = Batches(prepared.train, order, flip=flip, rank=rank, world=world, device=device)
     return Inputs(batches, prepared.heldout, prepared.empty_text)
 
 
+def check_width(config: Config, empty_text: Tensor | None) -> None:
+    if config.text is None or empty_text is None:
+        return
+    encoder, stated, found = config.text.encoder, config.text.width, empty_text.shape[-1]
+    if stated != found:
+        raise DataError(f"text.width: {encoder!r} gives {found} numbers for a token, not {stated}")
+
+
 def prepared_place(config: Config) -> Path:
     """The folder that `scalelong prepare` fills for a recipe."""
     return prepared_folder(config.name, config.data, config.text, config.latents)
-
-
-def needs_preparation(config: Config) -> bool:
-    return config.text is not None or config.latents is not None
-
-
-__all__ = ["DataError", "Inputs", "needs_preparation", "open_inputs", "prepared_place"]

@@ -32,7 +32,7 @@ PACKAGES = ("scalelong", "torch", "accelerate", "diffusers", "datasets", "numpy"
 LOCK = ".lock"
 
 # What may differ when a run goes on: nothing that a step computes depends on it.
-FREE = {"name", "description", "data.workers"} | {
+FREE = {"name", "description", "data.workers", "data.prepared"} | {
     f"training.{key}"
     for key in (
         *("steps", "log_every", "eval_every", "sample_every", "checkpoint_every"),
