@@ -1,6 +1,7 @@
 """A program that trains in child processes, and kills them with SIGKILL at random moments.
 
-`python killed_runs.py '[{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1}]'`
+`python killed_runs.py '[{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1,
+"averages": true}]'`
 
 The children are forked, because importing everything anew for each of them would take most of the time.
 """
@@ -23,7 +24,8 @@ import diffusers  # noqa: F401
 import sklearn.datasets  # noqa: F401
 import torch
 import torch._dynamo
-from run_cases import free_port, run_tiny, tiny
+from run_cases import free_port, make_trainer, run_tiny, tiny
+from safetensors.torch import save_file
 
 from scalelong.data import Batch
 from scalelong.training import read_metrics
@@ -65,11 +67,21 @@ def fork(plan: dict[str, Any], rank: int, port: int) -> int:
     if rank == plan.get("poisoned_rank"):
         poison(batch_index=3)
     try:
-        run_tiny(Path(plan["out"]), *plan.get("overrides", []))
+        if plan.get("averages"):
+            keep_averages(plan, rank)
+        else:
+            run_tiny(Path(plan["out"]), *plan.get("overrides", []))
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def keep_averages(plan: dict[str, Any], rank: int) -> None:
+    """Train, and write this process's own averaged weights beside the checkpoints that the first one writes."""
+    trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []))
+    trainer.run()
+    save_file(trainer.state.ema.state_dict(), Path(plan["out"]) / f"averages-{rank}.safetensors")
 
 
 def poison(batch_index: int) -> None:

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from run_cases import TINY, assert_same_run, final_tensors, free_port, in_processes, lasting_metrics, losses
+from safetensors.torch import load_file
 
 from scalelong.training import read_metrics
 
@@ -23,6 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     plans = [{"out": folder / f"{count}", "processes": count, "overrides": EVALUATED} for count in (1, 2)]
     killed = [{**plan, "out": f"{plan['out']}k", "kills": 2, "seed": plan["processes"]} for plan in plans]
+    plans[1]["averages"] = True
     in_processes(*plans, *killed, {"out": folder / "poisoned", "processes": 2, "poisoned_rank": 1})
     return folder
 
@@ -41,6 +44,15 @@ def test_two_processes_have_the_losses_of_one(runs: Path) -> None:
     assert len(set(losses(runs / "1"))) == 8
 
 
+def test_averaged_weights_are_the_same_in_every_process(runs: Path) -> None:
+    saved = {name: tensor for name, tensor in final_tensors(runs / "2").items() if name.startswith("ema/")}
+    assert saved
+    for rank in range(2):
+        own = load_file(runs / "2" / f"averages-{rank}.safetensors")
+        assert {f"ema/{name}" for name in own} == saved.keys()
+        assert all(torch.equal(tensor, saved[f"ema/{name}"]) for name, tensor in own.items())
+
+
 def test_all_processes_skip_a_step_that_is_non_finite_in_one_and_name_its_origin(runs: Path) -> None:
     (event,) = [line for line in lasting_metrics(runs / "poisoned") if "event" in line]
     assert (event["event"], event["step"]) == ("skipped", 4)
@@ -49,7 +61,7 @@ def test_all_processes_skip_a_step_that_is_non_finite_in_one_and_name_its_origin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_killed_ten_times_ends_as_one_never_killed(processes: int, precision: str, tmp_path: Path) -> None:
     overrides = [*EVALUATED, "training.steps=20", f"training.precision={precision}"]
