@@ -6,6 +6,7 @@ All classes are frozen, and an unknown key or a wrong type is an error; `recipes
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Strict, model_validator
@@ -33,6 +34,19 @@ __all__ = [
     "UViTConfig",
     "method_options",
 ]
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """A check that a text is one of some names, worded as pydantic words it for a Literal."""
+    known = list(names)
+
+    def check(name: str) -> str:
+        if name not in known:
+            expected = ", ".join(map(repr, known))
+            raise PydanticCustomError("literal_error", "Input should be one of {expected}", {"expected": expected})
+        return name
+
+    return check
 
 
 class LabelConfig(Section):
@@ -118,17 +132,10 @@ class TrainingConfig(Section):
         return self
 
 
-def _known_sampler(sampler: str) -> str:
-    if sampler not in SAMPLERS:
-        expected = ", ".join(map(repr, SAMPLERS))
-        raise PydanticCustomError("literal_error", "Input should be one of {expected}", {"expected": expected})
-    return sampler
-
-
 class SamplingConfig(Section):
     """How images are drawn from the trained network, for the grids and by `scalelong sample`."""
 
-    sampler: Annotated[str, AfterValidator(_known_sampler)] = "ddim"
+    sampler: Annotated[str, AfterValidator(one_of(SAMPLERS))] = "ddim"
     steps: Whole = 50
     guidance: Annotated[float, Field(ge=0)] = 1.0
     """w of ε(∅) + w·(ε(c) − ε(∅)): 1 = the condition as it is, more = stronger. U-ViT's scale s is w = 1 + s."""
@@ -141,17 +148,10 @@ def method_options(method: str) -> list[str]:
     return [name for name in accepted if name in ScalingConfig.model_fields]
 
 
-def _known_method(method: str) -> str:
-    if method not in METHODS:
-        expected = ", ".join(map(repr, METHODS))
-        raise PydanticCustomError("literal_error", "Input should be one of {expected}", {"expected": expected})
-    return method
-
-
 class ScalingConfig(Section):
     """What `scale_skips` is given; an option that is null has the method's default."""
 
-    method: Annotated[str, AfterValidator(_known_method)] = "none"
+    method: Annotated[str, AfterValidator(one_of(METHODS))] = "none"
     where: Literal["input", "after-norm"] = "input"
     kappa: Annotated[float, Field(gt=0, le=1)] | None = None
     value: Positive | None = None

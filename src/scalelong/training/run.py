@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..files import write_whole
 from .checkpoint import CheckpointStore
 from .config import Config
 from .metrics import MetricsLog
@@ -143,13 +144,11 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file under a temporary name first, so that there is never half of one."""
-    temporary = path.with_name(f".tmp-{path.name}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, lambda temporary: write_text(temporary, text))
+
+
+def write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def environment(*, seed: int, step: int, device: torch.device, processes: int, precision: str) -> dict[str, Any]:
