@@ -9,43 +9,31 @@ from functools import partial
 import diffusers
 import pytest
 import torch
+from exact_scores import MEAN, STD, build, gaussian_predictor, seeded_noise
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scalelong.diffusion import SAMPLERS, SCHEDULES, DiffusionProcess, build_schedule, noise_predictor, sample, to_uint8
+from scalelong.diffusion import SAMPLERS, SCHEDULES, noise_predictor, sample, to_uint8
 from scalelong.diffusion.sampling import Predictor, solver_indices
 from scalelong.models import UViT
 
-MEAN, STD = 0.3, 0.2
 # Steps, and the share of the standard deviation that they may miss: the error of the discretisation, by order.
-BUDGETS = {"ddim": (100, 0.03), "ddpm": (200, 0.04), "dpm-solver++": (50, 0.02)}
+BUDGETS = {
+    "ddim": (100, 0.03),
+    "ddpm": (200, 0.04),
+    "dpm-solver++": (50, 0.02),
+    "dpm-solver++-sde": (100, 0.02),
+    "heun": (30, 0.02),
+    "unipc": (30, 0.02),
+    "euler-maruyama": (200, 0.04),
+    "ode": (200, 0.03),
+    "ode-heun": (50, 0.02),
+}
 KINDS = list(itertools.product(SCHEDULES, ["discrete", "continuous"]))
 
 kinds = pytest.mark.parametrize("kind", KINDS, ids="-".join)
 samplers = pytest.mark.parametrize("sampler", SAMPLERS)
-
-
-def build(kind: tuple[str, str] = ("linear", "discrete"), prediction="epsilon", num_steps: int = 1000):
-    schedule = build_schedule(kind[0], time=kind[1], num_steps=num_steps)  # type: ignore[arg-type]
-    return DiffusionProcess(schedule, prediction)
-
-
-def gaussian_predictor(process: DiffusionProcess, std: float = STD) -> Predictor:
-    """What a perfect network predicts when every pixel of the data is N(MEAN, std²)."""
-
-    def predict(x: Tensor, fed: Tensor) -> Tensor:
-        t = fed / 999 if process.schedule.is_continuous else fed
-        log_signal = process.schedule.log_alpha_bar(t).reshape(-1, 1, 1, 1)
-        alpha, variance = torch.exp(log_signal / 2), -torch.expm1(log_signal)
-        surprise = (x - alpha * MEAN) / (alpha**2 * std**2 + variance)
-        return process.target(MEAN + alpha * std**2 * surprise, variance.sqrt() * surprise, t)
-
-    return predict
-
-
-def seeded_noise(seeds: range, *shape: int) -> Tensor:
-    return torch.stack([torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
 
 
 # Exact scores
@@ -61,24 +49,6 @@ def test_the_exact_score_of_gaussian_data_gives_its_mean_and_deviation(kind, sam
     # Standard error 0.001; the sqrt-linear schedule ends at ᾱ = 0.005, so that starting without a mean costs 0.005.
     assert images.mean().item() == pytest.approx(MEAN, abs=0.01)
     assert images.std().item() == pytest.approx(STD, rel=missing)
-
-
-def flow_to_data(process: DiffusionProcess, noise: Tensor, std: float) -> Tensor:
-    """Where the probability flow of N(MEAN, std²) takes the noise: it keeps the number of deviations from the mean."""
-    signal = process.schedule.alphas_cumprod[-1].item()
-    return MEAN + std * (noise - signal**0.5 * MEAN) / (signal * std**2 + 1 - signal) ** 0.5
-
-
-@pytest.mark.parametrize("time", ["discrete", "continuous"])
-@pytest.mark.parametrize(("sampler", "order"), [("ddim", 1), ("dpm-solver++", 2)])
-def test_twice_the_steps_divide_the_error_by_two_to_the_solver_s_order(sampler: str, order: int, time: str) -> None:
-    process, noise, std = build(("linear", time)), seeded_noise(range(4), 1, 8, 8), 0.5
-    draw = partial(
-        sample, gaussian_predictor(process, std), process, noise, seeds=range(4), sampler=sampler, clip=False
-    )
-    exact = flow_to_data(process, noise, std)
-    errors = [(draw(steps=steps) - exact).abs().mean().item() for steps in (10, 20, 40, 80)]
-    assert all(coarse / fine > 0.95 * 2**order for coarse, fine in itertools.pairwise(errors)), errors
 
 
 @samplers
@@ -97,25 +67,39 @@ def test_every_prediction_of_one_network_gives_the_same_image(sampler: str) -> N
 
 def plain_loop(scheduler, predict: Predictor, x: Tensor, generators: list[torch.Generator] | None = None) -> Tensor:
     """Sampling as diffusers' pipelines write it."""
+    given = {} if generators is None else {"generator": generators}
+    x = x * scheduler.init_noise_sigma
     for t in scheduler.timesteps:
-        x = scheduler.step(predict(x, t.expand(len(x))), t, x, generator=generators).prev_sample
+        fed = scheduler.scale_model_input(x, t)
+        x = scheduler.step(predict(fed, t.long().expand(len(x))), t, x, **given).prev_sample
     return x
+
+
+THEIRS = {
+    "ddpm": (diffusers.DDPMScheduler, {"clip_sample": False}),
+    "dpm-solver++": (diffusers.DPMSolverMultistepScheduler, {}),
+    "dpm-solver++-sde": (diffusers.DPMSolverMultistepScheduler, {"algorithm_type": "sde-dpmsolver++"}),
+    "heun": (diffusers.HeunDiscreteScheduler, {"timestep_spacing": "trailing"}),
+    "unipc": (diffusers.UniPCMultistepScheduler, {}),
+}
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize(("ours", "theirs"), [("epsilon", "epsilon"), ("x0", "sample"), ("v", "v_prediction")])
-@pytest.mark.parametrize("sampler", ["ddpm", "dpm-solver++"])
-def test_sampling_is_the_plain_loop_of_diffusers(sampler: str, ours: str, theirs: str) -> None:
-    process = build(prediction=ours)
-    kind = {"ddpm": diffusers.DDPMScheduler, "dpm-solver++": diffusers.DPMSolverMultistepScheduler}[sampler]
-    scheduler = kind(prediction_type=theirs, **({"clip_sample": False} if sampler == "ddpm" else {}))
-    scheduler.set_timesteps(timesteps=solver_indices(process, 30))
+@pytest.mark.parametrize("sampler", THEIRS)
+def test_at_the_same_times_sampling_is_the_plain_loop_of_diffusers(
+    sampler: str, ours: str, theirs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, (kind, options) = build(prediction=ours), THEIRS[sampler]
+    scheduler = kind(prediction_type=theirs, beta_end=0.02, beta_start=1e-4, **options)
+    scheduler.set_timesteps(30)
     generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
     noise = torch.stack([torch.randn(3, 8, 8, generator=generator) for generator in generators])
-    expected = plain_loop(scheduler, gaussian_predictor(process), noise, generators)
-    images = sample(
-        gaussian_predictor(process), process, (3, 8, 8), seeds=range(3), steps=30, sampler=sampler, clip=False
-    )
+    drawn = generators if sampler in ("ddpm", "dpm-solver++-sde") else None
+    expected = plain_loop(scheduler, gaussian_predictor(process), noise, drawn)
+    times = sorted({int(t) for t in scheduler.timesteps}, reverse=True)
+    monkeypatch.setattr("scalelong.diffusion.solvers.solver_indices", lambda process, steps: times)
+    images = sample(gaussian_predictor(process), process, (3, 8, 8), seeds=range(3), sampler=sampler, clip=False)
     torch.testing.assert_close(images, expected, atol=1e-4, rtol=0)
 
 
@@ -221,6 +205,20 @@ def test_progress_counts_every_step() -> None:
         gaussian_predictor(process), process, (1, 4, 4), seeds=[0], steps=3, progress=lambda *done: seen.append(done)
     )
     assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("sampler", ["heun", "ode-heun"])
+def test_the_steps_of_heun_s_method_evaluate_the_network_twice_but_for_the_last(sampler: str) -> None:
+    process, fed, seen = build(prediction="x0"), [], []
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        fed.append(t.item())
+        return torch.zeros_like(x)
+
+    count = partial(sample, predict, process, (1, 4, 4), seeds=[0], sampler=sampler)
+    count(steps=4, progress=lambda *done: seen.append(done))
+    assert fed == [999, 444, 444, 111, 111, 0, 0]
+    assert seen[-1] == (7, 7)
 
 
 def tiny_uvit() -> torch.nn.Module:

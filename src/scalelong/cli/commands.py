@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import METHODS, __version__
 from ..models import preset_names
-from . import exporting, preparing, training
+from . import evaluating, exporting, preparing, stability, training
 from .errors import fail, user_errors
 from .inspecting import inspect_model
 from .loading import load_model
@@ -95,3 +95,7 @@ app.command(help=preparing.PREPARE)(preparing.prepare)
 app.command(help=training.SAMPLE)(training.sample)
 app.command(help=training.RECIPES)(training.recipes)
 app.command(help=exporting.EXPORT)(exporting.export)
+app.command(help=evaluating.STATS)(evaluating.stats)
+app.command(help=evaluating.EVALUATE)(evaluating.evaluate)
+app.command(help=stability.THEORY)(stability.theory)
+app.command(help=stability.KAPPA)(stability.kappa)

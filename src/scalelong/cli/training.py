@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..diffusion import SAMPLERS
 from .errors import fail, is_first_process, needs_extra, user_errors
 
 if TYPE_CHECKING:
@@ -30,12 +31,16 @@ Examples:
   torchrun --nproc-per-node 8 -m scalelong train cifar10-tiny-uvit
   accelerate launch -m scalelong train cifar10-tiny-uvit"""
 
-SAMPLE = """Draw images from a trained run: one PNG each, and a grid of all.
+SAMPLE = """Draw images from a trained run: one PNG each, and a grid of the first 256.
+
+An image depends on its seed alone. Images that are there are not drawn again: the same command goes on where it was
+interrupted, and a larger -n adds to the folder. Several processes share the work and write the same files as one.
 
 \b
 Examples:
   scalelong sample runs/digits-cs
-  scalelong sample runs/digits-cs -n 16 --steps 25 --seed 7 --weights raw
+  scalelong sample runs/digits-cs -n 16 --sampler unipc --steps 25 --seed 7 --weights raw
+  torchrun --nproc-per-node 8 -m scalelong sample runs/cifar10-uvit-s2-cs -n 50000 --batch 256
   scalelong sample runs/cifar10-tiny-class-cs --class 3 --guidance 3
   scalelong sample runs/flickr-tiny-cs -n 16 --prompt 'a dog runs over the grass'"""
 
@@ -44,6 +49,8 @@ RECIPES = """List the recipes that come with scalelong: parameters, data and ste
 \b
 Example:
   scalelong recipes"""
+
+SAMPLER = f"The solver, one of {', '.join(SAMPLERS)}; else the recipe's."
 
 Recipe = Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A name, or the path of a .yaml file; digits.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a recipe's value.")]
@@ -81,7 +88,10 @@ def train(
         from ..training import train as run_training
         from .display import choose_display
 
-        result = run_training(config, folder, resume, display=choose_display())
+        monitor = None
+        if config.training.monitor_every is not None:
+            from ..stability.monitor import SkipMonitor as monitor
+        result = run_training(config, folder, resume, display=choose_display(), monitor=monitor)
     report(result)
     if result.signal is not None:
         sys.exit(128 + result.signal)
@@ -125,29 +135,36 @@ def sample(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     count: Annotated[int, typer.Option("-n", min=1, help="How many images.")] = 64,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the solver; else the recipe's.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="The solver; else the recipe's.")] = None,
+    sampler: Annotated[str | None, typer.Option(help=SAMPLER)] = None,
     guidance: Annotated[float | None, typer.Option(min=0, help="1 = the condition as it is, more = stronger.")] = None,
     label: Annotated[int | None, typer.Option("--class", min=0, help="Draw this class only.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Draw what this text says.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The first image's seed; the next has the next.")] = 0,
     weights: Weights = "ema",
+    batch: Annotated[int, typer.Option(min=1, help="Images at once; other numbers round differently.")] = 64,
 ) -> None:
     with run_errors():
         if weights not in ("ema", "raw"):
             raise ValueError(f"--weights is ema or raw, not {weights!r}")
         from ..training import Wish, sample_run
+        from .sampling_display import image_progress
 
-        folder = sample_run(
-            run,
-            count,
-            steps=steps,
-            sampler=sampler,
-            guidance=guidance,
-            wish=Wish(label, prompt),
-            seed=seed,
-            weights="ema" if weights == "ema" else "raw",
-        )
-    typer.echo(f"{count} images and grid.png: {folder}")
+        with image_progress() as progress:
+            folder = sample_run(
+                run,
+                count,
+                steps=steps,
+                sampler=sampler,
+                guidance=guidance,
+                wish=Wish(label, prompt),
+                seed=seed,
+                weights="ema" if weights == "ema" else "raw",
+                batch=batch,
+                progress=progress,
+            )
+    if is_first_process():
+        there = sum(path.stem.isdigit() for path in folder.glob("*.png"))
+        typer.echo(f"{there} images and grid.png: {folder}")
 
 
 def recipes() -> None:

@@ -115,6 +115,8 @@ class TrainingConfig(Section):
     sample_every: Whole | None = 1000
     checkpoint_every: Whole = 1000
     keep_last: Whole = 3
+    monitor_every: Whole | None = None
+    """Steps between readings of the skip monitor, which also go to metrics.jsonl; null = no monitor."""
     max_skipped: Whole = 5
     """Steps in a row with non-finite loss or gradient before the run goes back to the last good checkpoint."""
     trackers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], Strict(False)] = ()
@@ -129,6 +131,8 @@ class TrainingConfig(Section):
         require(not sharded_fp16, "precision", "parallel: fsdp works with fp32 and bf16, not with fp16")
         # Seen with torch 2.13: the loss is the same, the norm of the gradients is not.
         require(not (self.parallel == "fsdp" and self.compile), "compile", "parallel: fsdp works without compile only")
+        watched = self.monitor_every is not None
+        require(not (watched and self.compile), "monitor_every", "needs compile: false; compiled code calls no hooks")
         return self
 
 

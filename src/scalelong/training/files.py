@@ -11,6 +11,7 @@ from ..files import (
     sha256_of,
     to_json,
     verify_file,
+    write_whole,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "sha256_of",
     "to_json",
     "verify_file",
+    "write_whole",
 ]

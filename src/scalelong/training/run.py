@@ -37,7 +37,7 @@ FREE = {"name", "description", "data.workers", "data.prepared"} | {
     f"training.{key}"
     for key in (
         *("steps", "log_every", "eval_every", "sample_every", "checkpoint_every"),
-        *("keep_last", "max_skipped", "trackers", "parallel"),
+        *("keep_last", "max_skipped", "monitor_every", "trackers", "parallel"),
     )
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +22,13 @@ from .conditions import NOTHING, Condition, Conditioning, conditioning_of, sprea
 from .config import Config
 from .engine import best_device
 from .inputs import Inputs, open_inputs
-from .pictures import save_grid, save_images
+from .manifest import MANIFEST
 from .run import Run, RunError
+from .sample_folder import Draw, Progress, Ranks, SampleFolder
 
 Weights = Literal["ema", "raw"]
+Conditions = Callable[[range], Condition]
+"""The conditions of the images of these numbers."""
 
 BATCH = 64
 
@@ -45,11 +51,14 @@ def sample_run(
     wish: Wish | None = None,
     seed: int = 0,
     weights: Weights = "ema",
+    batch: int = BATCH,
+    progress: Progress = lambda done, count: None,
 ) -> Path:
-    """Draw images with a run's last checkpoint; returns the folder of the PNGs and `grid.png`.
+    """Draw images with a run's last checkpoint; returns the folder of the PNGs and `grid.png`, complete or absent.
 
-    Image k has the seed `seed + k`, so it does not depend on how many are drawn. The folder is complete or absent.
-    What is not given is as the recipe's `sampling:` block says.
+    Image k has the seed `seed + k`, so it does not depend on how many are drawn. Images that are there are not drawn
+    again, after an interruption or for a larger `count`; processes started by torchrun share the rest. At the same
+    `batch` the files are the same to the bit. What is not given is as the recipe's `sampling:` block says.
     """
     run, wish = Run(Path(folder)), wish or Wish()
     given = {"steps": steps, "sampler": sampler, "guidance": guidance}
@@ -57,10 +66,43 @@ def sample_run(
     checkpoint = run.checkpoints().latest()
     if checkpoint is None:
         raise RunError(f"{run.folder} has no checkpoint yet")
-    conditioning, condition = grant(config, wish, count)
-    model = load_network(config, checkpoint, weights)
-    images = draw(model, config, conditioning, condition, count=count, seed=seed)
-    return write_folder(images, run.samples / title(config, wish, checkpoint.step, weights, seed))
+    check_wish(config, wish)
+    settings = describe_drawing(config, wish, checkpoint, weights, seed)
+    place = run.samples / title(config, wish, checkpoint.step, weights, seed)
+
+    def draw() -> Draw:
+        conditioning, conditions = conditions_of(config, wish)
+        return Artist(load_network(config, checkpoint, weights), config, conditioning, conditions, seed).draw
+
+    SampleFolder(place, settings, count, batch, config.data.image_shape).fill(draw, Ranks.here(), progress)
+    return place
+
+
+def describe_drawing(config: Config, wish: Wish, checkpoint: Checkpoint, weights: Weights, seed: int) -> dict[str, Any]:
+    """All that an image depends on, besides its number and its batch."""
+    sampling = config.sampling
+    return {
+        "weights": weights,
+        "step": checkpoint.step,
+        "sha256": weights_digest(checkpoint, weights),
+        "seed": seed,
+        "sampler": sampling.sampler,
+        "steps": min(sampling.steps, config.diffusion.steps),
+        "guidance": sampling.guidance if config.conditional else None,
+        "class": wish.label,
+        "prompt": wish.prompt,
+    }
+
+
+def weights_digest(checkpoint: Checkpoint, weights: Weights) -> str:
+    """SHA-256 of the weights' file, which was compared with it when the checkpoint was opened."""
+    files = json.loads((checkpoint.path / MANIFEST).read_bytes())["files"]
+    return files[f"{group_of(weights)}.safetensors"]["sha256"]
+
+
+def group_of(weights: Weights) -> str:
+    """The checkpoint's name for the weights."""
+    return "ema" if weights == "ema" else "model"
 
 
 def with_sampling(config: Config, **given: object) -> Config:
@@ -70,40 +112,96 @@ def with_sampling(config: Config, **given: object) -> Config:
 
 
 def title(config: Config, wish: Wish, step: int, weights: Weights, seed: int) -> str:
-    """A name for a folder of samples that says how they were drawn; a prompt may hold anything, and is left out."""
+    """A name for a folder of samples that says how they were drawn; for a prompt, which may hold anything, its hash."""
     sampling = config.sampling
     parts = [f"step-{step:06d}-{weights}-seed-{seed}-{sampling.sampler}-{sampling.steps}-steps"]
     parts += [f"guidance-{sampling.guidance:g}"] if config.conditional else []
     parts += [f"class-{wish.label}"] if wish.label is not None else []
-    return "-".join(parts + (["prompt"] if wish.prompt is not None else []))
+    parts += [f"prompt-{hashlib.sha256(wish.prompt.encode()).hexdigest()[:8]}"] if wish.prompt is not None else []
+    return "-".join(parts)
 
 
 def load_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn.Module:
     model = build_model(config)
-    model.load_state_dict(checkpoint.tensors("ema" if weights == "ema" else "model"))
-    return model.eval().to(best_device())
+    model.load_state_dict(checkpoint.tensors(group_of(weights)))
+    return model.eval().to(own_device())
 
 
-def grant(config: Config, wish: Wish, count: int) -> tuple[Conditioning, Condition]:
-    """How the network is conditioned, and the condition of each image to be drawn."""
+def own_device() -> str:
+    """The best device; of several GPUs that of this process."""
+    device = best_device()
+    if device != "cuda":
+        return device
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+
+
+def check_wish(config: Config, wish: Wish) -> None:
     if wish.label is not None and config.labels is None:
         raise ValueError("this run has no classes to choose from")
     if wish.prompt is not None and config.text is None:
         raise ValueError("this run knows no text: leave the prompt out")
+    spread_labels(config, 1, wish.label)
+
+
+def grant(config: Config, wish: Wish, count: int) -> tuple[Conditioning, Condition]:
+    """How the network is conditioned, and the condition of each image to be drawn."""
+    check_wish(config, wish)
+    conditioning, conditions = conditions_of(config, wish)
+    return conditioning, conditions(range(count))
+
+
+def conditions_of(config: Config, wish: Wish) -> tuple[Conditioning, Conditions]:
+    """How the network is conditioned, and on what for any images: the text of all of them may not fit in memory."""
     if config.text is None:
-        return conditioning_of(config), spread_labels(config, count, wish.label)
+        return conditioning_of(config), lambda own: spread_labels(config, own.stop, wish.label)[own.start : own.stop]
     if wish.prompt is not None:
-        text, empty = TextEncoder(config.text, best_device()).encode([wish.prompt, ""]).clone().cpu()
-        return conditioning_of(config, empty), Condition(text=text.expand(count, -1, -1))
+        text, empty = TextEncoder(config.text, own_device()).encode([wish.prompt, ""]).clone().cpu()
+        return conditioning_of(config, empty), lambda own: Condition(text=text.expand(len(own), -1, -1))
     inputs = open_inputs(config)
     conditioning = conditioning_of(config, inputs.empty_text)
-    return conditioning, heldout_condition(inputs, conditioning, count)
+    return conditioning, lambda own: heldout_condition(inputs, conditioning, len(own), first=own.start)
 
 
-def heldout_condition(inputs: Inputs, conditioning: Conditioning, count: int) -> Condition:
-    """The conditions of the first held-out examples, over and over if there are fewer."""
-    rows = torch.arange(count) % len(inputs.heldout)
+def heldout_condition(inputs: Inputs, conditioning: Conditioning, count: int, *, first: int = 0) -> Condition:
+    """The conditions of the held-out examples from the first on, over and over if there are fewer."""
+    rows = torch.arange(first, first + count) % len(inputs.heldout)
     return conditioning.of(inputs.heldout.pick(rows, torch.zeros_like(rows)))
+
+
+@dataclass(frozen=True)
+class Artist:
+    """A model in eval mode, and all that it takes to draw images of it; image k is drawn from the seed `seed + k`."""
+
+    model: nn.Module
+    config: Config
+    conditioning: Conditioning
+    conditions: Conditions
+    seed: int = 0
+
+    def draw(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
+        """Images, in one batch. Shape: (len(numbers), C, H, W), uint8."""
+        config, sampling = self.config, self.config.sampling
+        drawn = sample(
+            self.conditioning.guided(self.model, self.conditions(numbers).to(self.device), sampling.guidance),
+            build_process(config.diffusion),
+            config.sample_shape,
+            seeds=[self.seed + number for number in numbers],
+            steps=min(sampling.steps, config.diffusion.steps),
+            sampler=sampling.sampler,
+            clip=config.latents is None,
+            device=self.device,
+            progress=lambda done, steps: progress(done / steps),
+        )
+        return to_uint8(drawn if self.decoder is None else self.decoder.decode(drawn)).cpu()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def decoder(self) -> LatentEncoder | None:
+        latents = self.config.latents
+        return None if latents is None else LatentEncoder(latents, self.device)
 
 
 def draw(
@@ -116,36 +214,6 @@ def draw(
     seed: int = 0,
 ) -> Tensor:
     """Images of a model in eval mode, image k from the seed `seed + k`. Shape: (count, C, H, W), uint8."""
-    process, device, sampling = build_process(config.diffusion), next(model.parameters()).device, config.sampling
-    batches = []
-    for start in range(0, count, BATCH):
-        own = slice(start, min(start + BATCH, count))
-        drawn = sample(
-            conditioning.guided(model, condition[own].to(device), sampling.guidance),
-            process,
-            config.sample_shape,
-            seeds=range(seed + own.start, seed + own.stop),
-            steps=min(sampling.steps, config.diffusion.steps),
-            sampler=sampling.sampler,
-            clip=config.latents is None,
-            device=device,
-        )
-        batches.append(drawn.cpu())
-    return to_uint8(decoded(torch.cat(batches), config, device))
-
-
-def decoded(drawn: Tensor, config: Config, device: torch.device) -> Tensor:
-    """Images from latents; images themselves."""
-    return drawn if config.latents is None else LatentEncoder(config.latents, device).decode(drawn).cpu()
-
-
-def write_folder(images: Tensor, folder: Path) -> Path:
-    temporary = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
-    try:
-        save_images(images, temporary)
-        save_grid(images, temporary / "grid.png")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+    artist = Artist(model, config, conditioning, lambda own: condition[own.start : own.stop], seed)
+    starts = range(0, count, BATCH)
+    return torch.cat([artist.draw(range(start, min(start + BATCH, count))) for start in starts])

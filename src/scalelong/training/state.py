@@ -53,6 +53,7 @@ class TrainState:
         metrics_size: int,
         data: Sequence[Mapping[str, Any]] = (),
         metric: float | None = None,
+        monitor: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write a checkpoint; `data` is where each process's stream of batches is, if they come from streams."""
         state = {
@@ -62,6 +63,7 @@ class TrainState:
             "loss_count": self.loss_count,
             "metrics_size": metrics_size,
             "data": [dict(stream) for stream in data],
+            "monitor": monitor,
             "ema_step": self.ema.step,
             "guard": self.guard.state_dict(),
             "spikes": self.spikes.state_dict(),

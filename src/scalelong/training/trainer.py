@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ from .state import TrainState
 
 GRID_IMAGES = 64
 
+MakeMonitor = Callable[..., Any]
+"""`scalelong.stability.monitor.SkipMonitor`, or what is called like it."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -53,13 +57,23 @@ class Result:
         return self.step >= self.steps
 
 
-def train(config: Config, out: str | Path, resume: str | Path = "auto", *, display: Display | None = None) -> Result:
-    """Train a recipe in a run folder, or go on with the run in it; a finished one is left as it is."""
+def train(
+    config: Config,
+    out: str | Path,
+    resume: str | Path = "auto",
+    *,
+    display: Display | None = None,
+    monitor: MakeMonitor | None = None,
+) -> Result:
+    """Train a recipe in a run folder, or go on with the run in it; a finished one is left as it is.
+
+    `monitor` is SkipMonitor, which is made if the recipe sets training.monitor_every.
+    """
     run = Run(Path(out))
     start = find_start(run, config, resume)
     if start.step >= config.training.steps:
         return Result(run.folder, start.step, config.training.steps, trained=0)
-    trainer = Trainer(config, run, start, display=display)
+    trainer = Trainer(config, run, start, display=display, monitor=monitor)
     try:
         return trainer.run()
     finally:
@@ -69,7 +83,15 @@ def train(config: Config, out: str | Path, resume: str | Path = "auto", *, displ
 class Trainer:
     """One run in one process: `__init__` builds everything, `run` writes to the folder."""
 
-    def __init__(self, config: Config, run: Run, start: Start, *, display: Display | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run: Run,
+        start: Start,
+        *,
+        display: Display | None = None,
+        monitor: MakeMonitor | None = None,
+    ) -> None:
         self.config, self.folder, self.begin = config, run, start
         self.accelerator = build_accelerator(config.training, run.folder)
         self.device: torch.device = self.accelerator.device
@@ -81,6 +103,7 @@ class Trainer:
         self.stopping = False
         self._build_data(rank, world)
         self._build_model()
+        self.monitor = self._build_monitor(monitor)
         self.store = run.checkpoints(config.training.keep_last)
 
     def _build_data(self, rank: int, world: int) -> None:
@@ -114,6 +137,12 @@ class Trainer:
         ema = EMA(self.network, config.optim.ema_decay)
         self.state = TrainState(self.network, optimizer, ema, guard, self.accelerator.scaler)
 
+    def _build_monitor(self, make: MakeMonitor | None) -> Any:
+        every = self.config.training.monitor_every
+        if make is None or every is None:
+            return None
+        return make(self.network, every=every, probe_every=10 * every, scaler=self.accelerator.scaler)
+
     def run(self) -> Result:
         """Train to the end, or until a signal comes; returns how far it came."""
         # Dropout draws from the global generators, which are the caller's.
@@ -127,7 +156,7 @@ class Trainer:
         first = self.state.step
         self.journal.start(first)
         try:
-            with self.signals:
+            with self.signals, self.monitor or nullcontext():
                 while self.state.step < steps and not self.stopping:
                     self._advance()
         finally:
@@ -156,6 +185,8 @@ class Trainer:
             if start.named:
                 self.store.discard_after(start.step)
         self.journal.begin(config)
+        if config.training.monitor_every is not None and self.monitor is None:
+            self.journal.note("training.monitor_every: nothing is read, as train() got no monitor=SkipMonitor")
         if start.checkpoint is not None:
             self.journal.note(f"going on from step {start.step} ({start.checkpoint.path})")
         if start.checkpoint is None or not start.own:
@@ -171,6 +202,9 @@ class Trainer:
             )
         if streams:
             self.batches.load_state_dict(streams[rank])
+        if self.monitor is not None:
+            # A checkpoint of a run without a monitor has no windows to go on with.
+            self.monitor.load_state_dict(saved["monitor"]) if saved.get("monitor") else self.monitor.seek(saved["step"])
         return saved["metrics_size"]
 
     def _advance(self) -> None:
@@ -206,6 +240,7 @@ class Trainer:
         self.optimizer.zero_grad()
         state.step += 1
         self._note(verdict)
+        self._watch()
         if self.accelerator.num_processes == 1:
             self.stopping = self.signals.received is not None
         return verdict
@@ -267,11 +302,24 @@ class Trainer:
             self.journal.record(state.step, {"event": "overflow", "scale": state.scaler.get_scale()})
         self.journal.step(state.step, verdict)
 
+    def _watch(self) -> None:
+        """Write down what the monitor read in this step, and say it once if it finds an oscillation."""
+        step = self.state.step
+        if self.monitor is None or not self.monitor.step(step):
+            return
+        self.journal.record(step, self.monitor.latest)
+        found = self.monitor.diagnosis()
+        if found is not None and found.step == step:
+            self.journal.record(step, {"event": "oscillation", **asdict(found), "message": str(found)})
+            self.journal.note(str(found))
+
     def _roll_back(self) -> None:
         checkpoint = self.store.latest()
         assert checkpoint is not None, "a run has a checkpoint from its first step on"
         bad = self.state.step
         self.state.roll_back(checkpoint)
+        if self.monitor is not None:
+            self.monitor.seek(self.state.step)
         self.journal.record(self.state.step, {"event": "rollback", "from_step": bad})
         self.journal.note(f"went back from step {bad} to the checkpoint of step {checkpoint.step}")
 
@@ -315,7 +363,8 @@ class Trainer:
             tensors = self.state.tensors(keep=self.is_main)
             if self.is_main:
                 size = self.journal.metrics.synced_size()
-                self.state.save(self.store, tensors, metrics_size=size, data=streams, metric=metric)
+                windows = None if self.monitor is None else self.monitor.state_dict()
+                self.state.save(self.store, tensors, metrics_size=size, data=streams, metric=metric, monitor=windows)
         self.accelerator.wait_for_everyone()
 
     def _streams(self) -> list[dict[str, Any]]:

@@ -1,0 +1,220 @@
+"""How fast sampling is: against the plain loop of a diffusers pipeline, and against the machine's own matrix products.
+
+    python benchmarks/sample.py                                         # all cases, some minutes
+    python benchmarks/sample.py --cases uvit-guided-4 --rounds 5 --steps 5
+    python benchmarks/sample.py --threads 1 --clock cpu --json sample.json      # on a machine that is busy
+
+Each round draws, in random order, the same images with `Artist.draw`, which `scalelong sample` calls for every block,
+and with the loop of diffusers' `DDPMPipeline`: the same network, `DDPMScheduler`, times, clipping and noise. Guided
+cases go through one forward of both halves with ours and two forwards with the plain loop. That both drew the same
+images, to one grey level, is checked first. Large square matrix products run before, between and after them. A ratio
+is taken within its round, and the median over the rounds is given with its 95 % interval, so that other load on the
+machine meets both sides; `best` compares the fastest turns, whenever they were. The networks are not trained: that
+changes the images and not the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from train import CLOCKS, GEMM_SIDE, Measure, count_operations, gemm_rate, ratio, timed
+from workload import Case, recipe
+
+from scalelong.diffusion.solvers import solver_indices
+from scalelong.training import Config, build_model, build_process
+from scalelong.training.conditions import Conditioning, conditioning_of, spread_labels
+from scalelong.training.sampling import Artist, with_sampling
+
+UVIT = {"kind": "uvit", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4}
+UNET = {"kind": "unet", "sample_size": 32, "block_out_channels": (32, 64, 64), "depth": 1, "attention": (8,)}
+GUIDANCE = 2.0
+PLAIN_GOAL, GUIDED_GOAL = 1.0, 1.3
+
+# Name → network, images in a batch, and whether they are guided by their class.
+CASES: dict[str, tuple[dict[str, Any], int, bool]] = {
+    f"{name}{'-guided' if guided else ''}-{batch}": (model, batch, guided)
+    for name, model in (("uvit", UVIT), ("unet", UNET))
+    for guided, batches in ((False, (1, 16)), (True, (1, 4, 16)))
+    for batch in batches
+}
+
+
+@dataclass
+class Times:
+    """What the rounds of one case measured, in seconds, and in operations per second for the matrix products."""
+
+    ours: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+    gemm: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case: `operations` are those of a whole batch of images."""
+
+    case: str
+    operations: int
+    images_per_second: float
+    plain_images_per_second: float
+    gemm_gflops: float
+    measures: list[Measure]
+    times: Times
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    print(f"{facts(options)}\n")
+    results = [measure(name, options) for name in options.cases]
+    print(table(results))
+    if options.json:
+        record = {**facts(options), "cases": [asdict(result) for result in results]}
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, help="what to measure")
+    parser.add_argument("--rounds", type=int, default=15, help="paired measurements per case")
+    parser.add_argument("--steps", type=int, default=10, help="steps of the sampler")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="time that passed, or that was computed")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    return parser.parse_args()
+
+
+def facts(options: argparse.Namespace) -> dict[str, Any]:
+    """What the figures depend on."""
+    import diffusers
+
+    return {
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "threads": options.threads,
+        "clock": options.clock,
+        "sampler": "ddpm",
+        "steps": options.steps,
+        "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
+    }
+
+
+def measure(name: str, options: argparse.Namespace) -> Result:
+    (model, batch, guided), clock = CASES[name], CLOCKS[options.clock]
+    config = configure(model, batch, guided, options.steps)
+    network, conditioning = build_model(config).eval(), conditioning_of(config)
+    artist = Artist(network, config, conditioning, lambda own: spread_labels(config, own.stop))
+    turns = {"ours": lambda: artist.draw(range(batch)), "plain": plain_loop(network, config, conditioning, batch)}
+    check_same_images(turns)
+    operations = count_operations(turns["ours"])
+    # Both must do the same work, or the ratio means nothing.
+    assert count_operations(turns["plain"]) == operations
+    return summarise(name, batch, guided, operations, run_rounds(name, turns, options.rounds, clock))
+
+
+def configure(model: dict[str, Any], batch: int, guided: bool, steps: int) -> Config:
+    """The case as a recipe, with classes if it is guided by them."""
+    plain = recipe(Case(batch, None, model, rounds=1)).model_dump()
+    if guided:
+        plain |= {"labels": {"classes": 10, "drop": 0.1}, "data": {**plain["data"], "label_column": "label"}}
+    config = Config.model_validate(plain)
+    return with_sampling(config, sampler="ddpm", steps=steps, guidance=GUIDANCE if guided else 1.0)
+
+
+def plain_loop(network: nn.Module, config: Config, conditioning: Conditioning, batch: int) -> Callable[[], Tensor]:
+    """The loop of a diffusers pipeline, on the times that ours visits and from the same noise."""
+    from diffusers import DDPMScheduler
+
+    scheduler = DDPMScheduler()
+    scheduler.set_timesteps(timesteps=solver_indices(build_process(config.diffusion), config.sampling.steps))
+    bound = spread_labels(config, batch)
+    predictors = [conditioning.predictor(network, bound)]
+    if config.labels is not None:
+        free = conditioning.withhold(bound, torch.ones(batch, dtype=torch.bool))
+        predictors.append(conditioning.predictor(network, free))
+
+    @torch.no_grad()
+    def draw() -> Tensor:
+        generators = [torch.Generator().manual_seed(seed) for seed in range(batch)]
+        x = torch.stack([torch.randn(config.sample_shape, generator=generator) for generator in generators])
+        for t in scheduler.timesteps:
+            noise, *without = (predict(x, t.expand(batch)) for predict in predictors)
+            for free in without:
+                noise = free + config.sampling.guidance * (noise - free)
+            x = scheduler.step(noise, t, x, generator=generators).prev_sample
+        return ((x / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+
+    return draw
+
+
+def check_same_images(turns: dict[str, Callable[[], Tensor]]) -> None:
+    ours, plain = (turns[side]().int() for side in ("ours", "plain"))
+    apart = (ours - plain).abs().max().item()
+    assert apart <= 1, f"the two sides drew other images: {apart} grey levels apart"
+
+
+def run_rounds(name: str, turns: dict[str, Callable[[], Tensor]], rounds: int, clock: Callable[[], float]) -> Times:
+    times, left, right = Times(), torch.randn(GEMM_SIDE, GEMM_SIDE), torch.randn(GEMM_SIDE, GEMM_SIDE)
+    product = torch.empty_like(left)
+    for number in range(rounds):
+        fastest = gemm_rate(left, right, product, clock)
+        for side in random.sample(list(turns), 2):
+            getattr(times, side).append(timed(turns[side], clock))
+            fastest = max(fastest, gemm_rate(left, right, product, clock))
+        times.gemm.append(fastest)
+        print(f"\r{name}: round {number + 1} of {rounds}", end="", flush=True)
+    print()
+    return times
+
+
+def summarise(name: str, batch: int, guided: bool, operations: int, times: Times) -> Result:
+    rates = [operations / seconds for seconds in times.ours]
+    goal = GUIDED_GOAL if guided else PLAIN_GOAL
+    what = "× of two forwards in the plain loop" if guided else "× of the plain loop"
+    measures = [
+        ratio(what, times.plain, times.ours, min(times.plain) / min(times.ours), goal),
+        ratio("of the matrix products", rates, times.gemm, max(rates) / max(times.gemm), None),
+    ]
+    return Result(
+        case=name,
+        operations=operations,
+        images_per_second=batch / statistics.median(times.ours),
+        plain_images_per_second=batch / statistics.median(times.plain),
+        gemm_gflops=max(times.gemm) / 1e9,
+        measures=measures,
+        times=times,
+    )
+
+
+def table(results: list[Result]) -> str:
+    lines = ["| case | measured | median | 95 % interval | best | goal |", "| --- | --- | --- | --- | --- | --- |"]
+    for result in results:
+        rates = (
+            f"{result.images_per_second:.2f} images/s (plain: {result.plain_images_per_second:.2f}), "
+            f"{result.operations / 1e9:.1f} GFLOP, products at up to {result.gemm_gflops:.0f} GFLOP/s"
+        )
+        lines += [f"| {result.case} | {rates} | | | | |", *(f"| | {row(measured)} |" for measured in result.measures)]
+    return "\n".join(lines)
+
+
+def row(measured: Measure) -> str:
+    goal = "–" if measured.goal is None else f"≥ {measured.goal}"
+    numbers = (measured.median, measured.low, measured.high, measured.best)
+    median, low, high, best = (f"{number:.3f}" for number in numbers)
+    return f"{measured.what} | {median} | {low} – {high} | {best} | {goal}"
+
+
+if __name__ == "__main__":
+    main()

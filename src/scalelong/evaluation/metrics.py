@@ -1,0 +1,275 @@
+"""Distances between two sets of features, each with a 95 % interval.
+
+An interval says how far a figure would move with another draw of as many images. Fréchet distance and recall: against
+the same reference. Precision: the same, exactly binomial. KID, which is unbiased: with another reference as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .statistics import Moments, Statistics
+
+CONFIDENCE = 0.95
+# Parts that are left out in turn; with so many the interval is hardly wider than with all images one by one.
+GROUPS = 20
+# The subsets of the KID's authors have 1000 images; smaller ones estimate the same, and ten at least give an error.
+SUBSET, SUBSETS = 1000, 10
+NEIGHBOURS = 3
+# Distances of so many pairs are in memory at once: 128 MB in float32.
+PAIRS = 1 << 25
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value with its standard error and its 95 % interval; the latter two are None where no image is known."""
+
+    value: float
+    error: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.value:.4g}"
+        return f"{self.value:.4g} ({self.low:.4g} … {self.high:.4g})"
+
+
+def frechet_distance(first: Statistics, second: Statistics) -> float:
+    """‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁^½ Σ₂ Σ₁^½)^½), in float64.
+
+    The eigenvalues under the root are those of a symmetric matrix, so they are real, and singular covariances, whose
+    product a general matrix root fails on, are as good as any. torchmetrics' own takes the eigenvalues of Σ₁Σ₂, which
+    is not symmetric, and wants the features of torch-fidelity.
+
+    >>> normal = Statistics(torch.zeros(2).double(), torch.eye(2).double(), 10)
+    >>> frechet_distance(normal, Statistics(torch.ones(2).double(), 4 * torch.eye(2).double(), 10))
+    4.0
+    """
+    return distance_from(first)(second)
+
+
+def distance_from(reference: Statistics) -> Callable[[Statistics], float]:
+    """The Fréchet distance from one side, whose root is taken once."""
+    root = symmetric_root(reference.covariance)
+
+    def distance(other: Statistics) -> float:
+        if other.width != reference.width:
+            raise ValueError(f"features of {other.width} and of {reference.width} numbers are from different networks")
+        shared = torch.linalg.eigvalsh(root @ other.covariance @ root).clamp_min(0).sqrt().sum()
+        traces = reference.covariance.trace() + other.covariance.trace()
+        # Of two equal sets rounding leaves something like −1e-12.
+        return max(0.0, ((reference.mean - other.mean).square().sum() + traces - 2 * shared).item())
+
+    return distance
+
+
+def symmetric_root(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
+
+
+def frechet_figure(reference: Statistics, features: Tensor, groups: int = GROUPS) -> Figure:
+    """The Fréchet distance of images from a reference. Shape: features (N, D).
+
+    The interval leaves out one group of images at a time. A bootstrap would not do: drawing an image twice lowers the
+    rank of the covariance, and raises the distance by more than the interval is wide.
+    """
+    if features.shape[1] != reference.width:
+        raise ValueError(f"features have {features.shape[1]} numbers and the reference {reference.width}")
+    parts = shuffled(features).chunk(min(groups, len(features) // 2))
+    # Both give the same; the cost is that of one matrix as wide as there are features, or images.
+    distances = distances_by_gram if len(features) <= reference.width else distances_by_covariance
+    whole, *left_out = distances(reference, parts)
+    return jackknife(whole, left_out)
+
+
+def distances_by_covariance(reference: Statistics, parts: Sequence[Tensor]) -> Iterator[float]:
+    """The distance of all parts together, then without each. Shape: parts (B, D)."""
+    total, distance = Moments(), distance_from(reference)
+    for part in parts:
+        total.add(part)
+    yield distance(total.statistics())
+    for part in parts:
+        yield distance(total.without(Moments().add(part)).statistics())
+
+
+def distances_by_gram(reference: Statistics, parts: Sequence[Tensor]) -> Iterator[float]:
+    """The same from G = X Σ Xᵀ: centred, it has the eigenvalues that the product of the covariances has."""
+    x = torch.cat(list(parts)).double() - reference.mean
+    gram, trace = x @ reference.covariance @ x.T, reference.covariance.trace()
+    yield distance_by_gram(x, gram, trace)
+    ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+    for part, end in zip(parts, ends, strict=True):
+        kept = torch.ones(len(x), dtype=torch.bool)
+        kept[end - len(part) : end] = False
+        yield distance_by_gram(x[kept], gram[kept][:, kept], trace)
+
+
+def distance_by_gram(x: Tensor, gram: Tensor, trace: Tensor) -> float:
+    """Shape: x (N, D) less the reference's mean, gram (N, N)."""
+    centred = gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
+    shared = torch.linalg.eigvalsh(centred / (len(x) - 1)).clamp_min(0).sqrt().sum()
+    mean = x.mean(0)
+    spread = (x - mean).square().sum() / (len(x) - 1)
+    return max(0.0, (mean.square().sum() + trace + spread - 2 * shared).item())
+
+
+def shuffled(features: Tensor, seed: int = 0) -> Tensor:
+    """In an order of its own, always the same: datasets are often sorted, and groups must be alike."""
+    return features[torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))]
+
+
+def jackknife(value: float, left_out: Sequence[float]) -> Figure:
+    """The interval of a value from those of all but one group at a time, with Student's quantile."""
+    groups = len(left_out)
+    spread = torch.tensor(left_out, dtype=torch.float64).var(correction=0).item()
+    return with_error(value, math.sqrt((groups - 1) * spread), groups - 1)
+
+
+def with_error(value: float, error: float, freedom: int) -> Figure:
+    half = student_quantile(freedom) * error
+    return Figure(value, error, value - half, value + half)
+
+
+def student_quantile(freedom: int) -> float:
+    """
+    >>> round(student_quantile(9), 3)
+    2.262
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+def kernel_distance(real: Tensor, generated: Tensor, subset: int | None = None) -> Figure:
+    """KID: the squared maximum mean discrepancy with the kernel (x·y/D + 1)³, unbiased, so it may be below 0.
+
+    The mean over disjoint subsets: they are independent, which random ones are not, so their spread gives the error of
+    the mean. Shape: (N, D), (M, D).
+    """
+    size = min(len(real), len(generated))
+    subset = subset or max(2, min(SUBSET, size // SUBSETS))
+    if size < 2 * subset:
+        raise ValueError(f"the KID needs at least two subsets of {subset} images of each kind, not {size} images")
+    estimate, count = import_kid(), size // subset
+    pairs = zip(subsets(real, subset, count), subsets(generated, subset, count), strict=True)
+    values = torch.tensor([float(estimate(one.double(), other.double())) for one, other in pairs], dtype=torch.float64)
+    return with_error(values.mean().item(), values.std().item() / math.sqrt(count), count - 1)
+
+
+def subsets(features: Tensor, size: int, count: int) -> Iterator[Tensor]:
+    return iter(shuffled(features)[: size * count].split(size))
+
+
+def import_kid() -> Any:
+    """torchmetrics' discrepancy of two equally large sets; its class around it asks for torch-fidelity's network."""
+    try:
+        from torchmetrics.image.kid import poly_mmd
+    except ImportError as error:
+        raise ImportError('the KID needs torchmetrics: pip install "scalelong[eval]"') from error
+    return poly_mmd
+
+
+def precision_recall(
+    real: Tensor, generated: Tensor, *, neighbours: int = NEIGHBOURS, groups: int = GROUPS, pairs: int = PAIRS
+) -> tuple[Figure, Figure]:
+    """Kynkäänniemi et al. (2019): the share of images inside the other kind's manifold, the union of the balls that
+    reach to each image's k-th neighbour. Shape: (N, D), (M, D); memory for `pairs` distances at once.
+
+    torchmetrics has neither. Precision is a share of independent images; recall depends on all generated ones
+    together, so groups of them are left out in turn.
+    """
+    for name, features in (("real", real), ("generated", generated)):
+        if len(features) < 2 * (neighbours + 1):
+            raise ValueError(f"precision and recall need {2 * (neighbours + 1)} {name} images, not {len(features)}")
+    centre = real.mean(0)
+    real, generated = real - centre, shuffled(generated - centre)
+    inside = coverage(generated, real, all_radii(real, neighbours, 1, pairs), pairs)[0]
+    groups = min(groups, len(generated) // (neighbours + 1))
+    covered = coverage(real, generated, all_radii(generated, neighbours, groups, pairs), pairs)
+    shares = covered.double().mean(1).tolist()
+    return wilson(int(inside.sum()), len(inside)), within(jackknife(shares[0], shares[1:]), 0.0, 1.0)
+
+
+def all_radii(points: Tensor, neighbours: int, groups: int, pairs: int) -> Tensor:
+    """Distance of each point to its k-th neighbour: of all, then without each group. Shape: (1 + groups, N).
+
+    Points of the group that is left out have the radius −1, which nothing is within. One group is none.
+    """
+    nearest = torch.cat([by_group for by_group in nearest_by_group(points, neighbours, groups, pairs)])
+    whole = nearest.flatten(1).kthvalue(neighbours, 1).values
+    if groups == 1:
+        return whole[None]
+    rows = [whole]
+    for group, own in enumerate(group_slices(len(points), groups)):
+        kept = torch.cat([nearest[:, :group], nearest[:, group + 1 :]], 1).flatten(1)
+        radii = kept.kthvalue(neighbours, 1).values
+        radii[own] = -1
+        rows.append(radii)
+    return torch.stack(rows)
+
+
+def nearest_by_group(points: Tensor, neighbours: int, groups: int, pairs: int) -> Iterator[Tensor]:
+    """For blocks of points, the distances to the nearest others in each group. Shape: (B, groups, k)."""
+    for start, block in blocks(points, len(points), pairs):
+        distances = torch.cdist(block, points)
+        own = torch.arange(len(block))
+        distances[own, start + own] = math.inf
+        parts = (distances[:, own] for own in group_slices(len(points), groups))
+        yield torch.stack([smallest(part, neighbours) for part in parts], 1)
+
+
+def smallest(distances: Tensor, count: int) -> Tensor:
+    """The `count` smallest in each row, filled up with infinity. Shape: (B, M) → (B, count)."""
+    found = distances.topk(min(count, distances.shape[1]), largest=False).values
+    return torch.nn.functional.pad(found, (0, count - found.shape[1]), value=math.inf)
+
+
+def group_slices(size: int, groups: int) -> list[slice]:
+    """
+    >>> group_slices(5, 2)
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    bounds = [number * size // groups for number in range(groups + 1)]
+    return [slice(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+
+
+def coverage(queries: Tensor, points: Tensor, radii: Tensor, pairs: int) -> Tensor:
+    """Whether each query is within some point's radius, for each row of radii. Shape: (R, Q), bool."""
+    found = []
+    for _, block in blocks(queries, len(points), pairs):
+        distances = torch.cdist(block, points)
+        found.append(torch.stack([(distances <= radius).any(1) for radius in radii]))
+    return torch.cat(found, 1)
+
+
+def blocks(points: Tensor, others: int, pairs: int) -> Iterator[tuple[int, Tensor]]:
+    """Parts of the points whose distances to so many others fit, each with where it starts."""
+    size = max(1, pairs // others)
+    for start in range(0, len(points), size):
+        yield start, points[start : start + size]
+
+
+def wilson(hits: int, total: int) -> Figure:
+    """The share of hits with Wilson's interval, which is right near 0 and 1 as well."""
+    from scipy.special import ndtri
+
+    share, z = hits / total, float(ndtri((1 + CONFIDENCE) / 2))
+    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    # Of none or all hits, rounding would leave the share outside.
+    low, high = min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
+    return Figure(share, math.sqrt(share * (1 - share) / total), low, high)
+
+
+def within(figure: Figure, least: float, most: float) -> Figure:
+    """The figure with its interval cut to what can be."""
+    assert figure.low is not None and figure.high is not None
+    return Figure(figure.value, figure.error, max(least, figure.low), min(most, figure.high))

@@ -1,0 +1,89 @@
+"""What an evaluation found: figures with the facts they depend on, kept in a file and compared where that is fair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..training.files import Files, to_json, write_whole
+from .metrics import Figure
+from .statistics import Facts
+
+FILE = "evaluation.json"
+
+# What each fact is called in messages.
+NAMES = {
+    "network": "feature network",
+    "weights": "weights of the feature network",
+    "resize": "resize",
+    "images": "number of images",
+    "sampler": "sampler",
+    "reference": "reference images",
+    "reference_images": "number of reference images",
+}
+
+
+class NotComparable(ValueError):
+    """Two figures that mean different things; the message names what differs."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of one checkpoint, by name, and everything that must be equal for them to be compared."""
+
+    facts: Facts
+    figures: dict[str, Figure]
+    step: int
+    weights: str
+    """Of the evaluated network: ema or raw."""
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Evaluation:
+        figures = {name: Figure(**figure) for name, figure in content["figures"].items()}
+        return cls(content["facts"], figures, content["step"], content["weights"])
+
+
+def compare(first: Evaluation, second: Evaluation) -> dict[str, float]:
+    """How much each figure of the second is above that of the first; raises NotComparable where facts differ.
+
+    >>> facts = {"network": "inception", "images": 50_000}
+    >>> one, other = (Evaluation(facts, {"FID": Figure(value)}, 0, "ema") for value in (4.0, 3.0))
+    >>> compare(one, other)
+    {'FID': -1.0}
+    """
+    for key in sorted(first.facts.keys() | second.facts.keys(), key=list({**NAMES, **first.facts}).index):
+        one, other = first.facts.get(key), second.facts.get(key)
+        if one != other:
+            raise NotComparable(f"these figures cannot be compared: the {NAMES.get(key, key)} is {one!r} and {other!r}")
+    shared = [name for name in first.figures if name in second.figures]
+    return {name: second.figures[name].value - first.figures[name].value for name in shared}
+
+
+def record(folder: Path, found: Sequence[Evaluation]) -> Path:
+    """Write evaluations to a run's file, in the place of earlier ones of the same checkpoint and facts."""
+    path, new = folder / FILE, [identity(one) for one in found]
+    kept = [one for one in read_evaluations(path) if identity(one) not in new] if path.is_file() else []
+    content = to_json([asdict(one) for one in [*kept, *found]])
+    write_whole(path, lambda temporary: Files().write_bytes(temporary, content))
+    return path
+
+
+def read_evaluations(path: Path) -> list[Evaluation]:
+    """Those in a file, or in the file of a run's folder, the latest last."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        return [Evaluation.from_json(content) for content in json.loads(file.read_bytes())]
+    except FileNotFoundError:
+        raise ValueError(f"there is no {file}: scalelong evaluate writes it") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} does not hold evaluations ({error}): remove it") from error
+
+
+def identity(one: Evaluation) -> tuple[Any, ...]:
+    return one.step, one.weights, sorted(one.facts.items(), key=str)
+
+
+__all__ = ["FILE", "Evaluation", "NotComparable", "compare", "read_evaluations", "record"]

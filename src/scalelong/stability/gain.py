@@ -1,0 +1,175 @@
+"""The block gain of a real network: how much the path through each long skip can enlarge a change of the input.
+
+The path through skip i is b_1∘…∘b_i∘a_i∘…∘a_1: the blocks a before the skip leaves, joined to the blocks b after it
+enters. P_i is the spectral norm of its Jacobian, found by power iteration. Theorem 3.4 bounds it by M_0^i, so that the
+network's change is at most Σ κ_i·P_i plus what the middle passes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..skips import Argument, SkipSite
+from ..skips.hooks import forward_parameters, hooks_detached
+
+Call = Callable[[Tensor], Tensor]
+Edit = Callable[[int, Tensor], Tensor]
+"""What becomes of skip i (counted from 1) where it enters its consumer."""
+
+
+@dataclass(frozen=True)
+class BlockGain:
+    """P_1 … P_N, outermost first, and what they say about κ."""
+
+    path_gains: list[float]
+
+    @property
+    def gain(self) -> float:
+        """M_0: the largest (P_i/P_1)^{1/(i−1)}, what one more pair of blocks multiplies the path by; P_1 if N = 1.
+
+        NaN for a network whose last layer starts at zero, through which no path can be seen.
+        """
+        first, *others = self.path_gains
+        if first == 0:
+            return math.nan
+        return max(((p / first) ** (1 / i) for i, p in enumerate(others, start=1)), default=first)
+
+    @property
+    def largest_kappa(self) -> float:
+        """The largest κ ≤ 1 with κ·M_0 ≤ 1: no term κ^{i−1}·P_i of the bound then exceeds the outermost, P_1."""
+        return 1 / self.gain if len(self.path_gains) > 1 and self.gain > 1 else 1.0
+
+
+def measure_gain(
+    model: nn.Module,
+    call: Call,
+    x: Tensor,
+    sites: list[SkipSite],
+    *,
+    tolerance: float = 2e-3,
+    max_steps: int = 100,
+    generator: Generator | None = None,
+) -> BlockGain:
+    """P_i of every site, the largest over the inputs x, without any scaling of the skips. Shape: x (B, …).
+
+    `call(x)` runs the model on inputs like x; it is given every input N times, so that row i·B + b carries what goes
+    through skip i of input b, and all paths are iterated at once.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        # The fused attention kernels have no second derivatives.
+        with hooks_detached(model), sdpa_kernel(SDPBackend.MATH):
+            paths = Paths(model, call, sites, x.repeat(len(sites), *[1] * (x.ndim - 1)))
+            gains = power_iteration(paths, tolerance, max_steps, generator)
+    finally:
+        model.train(was_training)
+    return BlockGain(gains.reshape(len(sites), -1).amax(1).tolist())
+
+
+def power_iteration(paths: Paths, tolerance: float, max_steps: int, generator: Generator | None) -> Tensor:
+    """The largest singular value of every row's path. Shape: (rows,), float64."""
+    change = torch.randn(paths.x.shape, generator=generator).to(paths.x)
+    gains = torch.zeros(len(change), dtype=torch.float64)
+    for _ in range(max_steps):
+        change = change / row_norms(change).clamp(min=torch.finfo(change.dtype).tiny)
+        moved = paths.push(change)
+        before, gains = gains, row_norms(moved).flatten().double().cpu()
+        if torch.all((gains - before).abs() <= tolerance * gains):
+            break
+        change = paths.pull(moved)
+    return gains
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """Shape: (B, …) → (B, 1, …)."""
+    return x.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.ndim - 1))
+
+
+class Paths:
+    """The paths through every skip as linear maps at x: `push` is their Jacobian, `pull` its transpose, row by row.
+
+    The network runs once. Each skip is cut where it enters: what arrives there is one end of the graph, what the
+    consumer reads instead is the other.
+    """
+
+    def __init__(self, model: nn.Module, call: Call, sites: list[SkipSite], x: Tensor) -> None:
+        self.x, self.order = x.detach().requires_grad_(), [site.index for site in sites]
+        self.left: dict[int, Tensor] = {}
+        self.entered: dict[int, Tensor] = {}
+        with torch.enable_grad(), editing(model, sites, self._cut):
+            self.output = call(self.x)
+            # Jᵀw is linear in w, so that its derivative in a direction v, by a second backward pass, is J·v.
+            self.probe = torch.zeros_like(self.output).requires_grad_()
+            self.pulled = self.pull(self.probe, create_graph=True)
+
+    def _cut(self, index: int, skip: Tensor) -> Tensor:
+        self.left[index], self.entered[index] = skip, skip.detach().requires_grad_()
+        return self.entered[index]
+
+    def push(self, change: Tensor) -> Tensor:
+        """Jacobian-vector products. Shape: that of x → that of the output."""
+        return torch.autograd.grad(self.pulled, self.probe, change, retain_graph=True)[0]
+
+    def pull(self, change: Tensor, *, create_graph: bool = False) -> Tensor:
+        """Vector-Jacobian products: back to where the skips enter, then from where they left. Shape: output → x."""
+        keep = {"retain_graph": True, "create_graph": create_graph}
+        back = torch.autograd.grad(self.output, list(self.entered.values()), change, **keep)
+        own = [grad * self._own_rows(index, grad) for index, grad in zip(self.entered, back, strict=True)]
+        return torch.autograd.grad(list(self.left.values()), self.x, own, **keep)[0]
+
+    def _own_rows(self, index: int, like: Tensor) -> Tensor:
+        """1 for the rows that belong to skip `index`, 0 for those of other skips. Shape: (rows, 1, …)."""
+        count = len(self.x) // len(self.order)
+        rows = torch.arange(len(self.x), device=like.device) // count == self.order.index(index)
+        return rows.to(like.dtype).reshape(-1, *[1] * (like.ndim - 1))
+
+
+@contextmanager
+def editing(model: nn.Module, sites: list[SkipSite], edit: Edit) -> Iterator[None]:
+    """Within the block, `edit` decides what each consumer receives as its skip."""
+    with ExitStack() as stack:
+        for site in sites:
+            module = model.get_submodule(site.consumer)
+            hook = EditHook(site, edit, forward_parameters(module))
+            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+@dataclass
+class EditHook:
+    """Forward pre-hook: replaces the skip that a consumer is called with."""
+
+    site: SkipSite
+    edit: Edit
+    parameters: list[str]
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        entry = self.site.entry
+        if not isinstance(entry, Argument):
+            position, name = 0, self.parameters[0]
+        else:
+            position, name = entry.position, entry.name
+        if name is not None and name in kwargs:
+            return args, kwargs | {name: self._replaced(kwargs[name])}
+        assert position is not None and position < len(args), f"{self.site.consumer} was called without {entry}"
+        return (*args[:position], self._replaced(args[position]), *args[position + 1 :]), kwargs
+
+    def _replaced(self, value: Any) -> Any:
+        entry, index = self.site.entry, self.site.index
+        if not isinstance(entry, Argument):
+            trunk, skip, rest = torch.tensor_split(value, (entry.start, entry.stop), dim=entry.dim)
+            return torch.cat([trunk, self.edit(index, skip), rest], dim=entry.dim)
+        if entry.item is None:
+            return self.edit(index, value)
+        items = list(value)
+        items[entry.item] = self.edit(index, items[entry.item])
+        return tuple(items) if isinstance(value, tuple) else items

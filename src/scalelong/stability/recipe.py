@@ -1,0 +1,55 @@
+"""A recipe's network as it starts, and the images it would see."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..diffusion import Schedule
+from ..diffusion.sampling import Predictor
+from ..training import Config, build_model, build_process
+from ..training.conditions import Condition, conditioning_of
+from ..training.config import ScalingConfig
+from ..training.engine import best_device
+from ..training.inputs import open_inputs
+from .kappa import GAIN_IMAGES
+
+# Half a gigabyte of pixels.
+MOST_NUMBERS = 2**27
+
+
+@dataclass(frozen=True)
+class RecipeStart:
+    """The unscaled network, images as it takes them (count, C, H, W), and how it is called with their conditions."""
+
+    model: nn.Module
+    images: Tensor
+    schedule: Schedule
+    predict: Predictor
+
+
+def recipe_start(config: Config, most: int = 10_000) -> RecipeStart:
+    """Build the recipe's network and read its first batches: at least one, about `most` images where they are small."""
+    model = build_model(config.model_copy(update={"scaling": ScalingConfig()})).to(best_device())
+    inputs = open_inputs(config)
+    most = min(most, MOST_NUMBERS // math.prod(config.sample_shape))
+    try:
+        batches = [inputs.batches.at(step) for step in range(max(1, most // config.training.batch_size))]
+    finally:
+        inputs.batches.close()
+    conditioning = conditioning_of(config, inputs.empty_text)
+    first = conditioning.of(batches[0])
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        return conditioning.predictor(model, repeated(first, len(x)).to(x.device))(x, t)
+
+    images = torch.cat([batch.images for batch in batches])
+    return RecipeStart(model, images, build_process(config.diffusion).schedule, predict)
+
+
+def repeated(condition: Condition, rows: int) -> Condition:
+    """The condition of every row where the rows are the first images over and over."""
+    return condition.map(lambda value: value[torch.arange(rows) % GAIN_IMAGES])

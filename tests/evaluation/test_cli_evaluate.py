@@ -1,0 +1,85 @@
+"""The commands `scalelong stats` and `scalelong evaluate`: what they print and write, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation_cases import script_file, tiny_run
+from typer.testing import CliRunner
+
+from scalelong.cli.commands import app
+
+pytest.importorskip("torchmetrics")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run and a feature network in it."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    script_file(folder / "net.pt")
+    tiny_run(folder / "run")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def place(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made)
+    for name in ("RANK", "WORLD_SIZE", "COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong")
+
+
+def test_statistics_are_made_once_and_named(made: Path) -> None:
+    command = ("stats", "digits", "--network", "net.pt", "--set", "data.heldout_count=1500", "--out", "cache")
+    first = run(*command)
+    assert first.exit_code == 0, first.output
+    assert first.stdout.startswith("256 of 297 images\n")
+    last = first.stdout.splitlines()[-1]
+    assert re.fullmatch(r"297 images, 8 features of net.pt: cache/sklearn-digits-net-[0-9a-f]{8}.npz", last)
+    assert run(*command).stdout.splitlines() == [last]
+
+
+def test_an_evaluation_prints_a_table_and_writes_its_file(made: Path) -> None:
+    result = run("evaluate", "run", "--images", 40, "--weights", "both", "--network", "net.pt")
+    assert result.exit_code == 0, result.output
+    header, _, ema, raw, facts = result.stdout.splitlines()[-5:]
+    assert header.split() == ["step", "weights", "FD-net", "KID-net", "precision", "recall"]
+    assert ema.split()[:2] == ["3", "ema"] and raw.split()[:2] == ["3", "raw"]
+    assert facts.startswith("40 images, ddim, 2 steps, against 297 images; network net.pt (")
+    found = json.loads((made / "run" / "evaluation.json").read_bytes())
+    assert [one["weights"] for one in found] == ["ema", "raw"]
+    assert f"{found[0]['figures']['FD-net']['value']:.4g} (" in ema
+
+
+def test_an_evaluation_is_compared_with_an_earlier_one_only_where_that_is_fair(made: Path) -> None:
+    assert run("evaluate", "run", "--images", 40, "--network", "net.pt").exit_code == 0
+    same = run("evaluate", "run", "--images", 40, "--network", "net.pt", "--compare", "run")
+    assert "compared with step 3, ema: FD-net +0, KID-net +0, precision +0, recall +0" in same.stdout
+    other = run("evaluate", "run", "--images", 50, "--network", "net.pt", "--compare", "run")
+    assert other.exit_code == 2
+    assert other.stderr == "error: these figures cannot be compared: the number of images is 40 and 50\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("evaluate", "nowhere"), "nowhere is not the folder of a run"),
+        (("evaluate", "run", "--network", "./none.pt"), "there is no file './none.pt'; a feature network is inception"),
+        (("evaluate", "run", "--network", "net.pt", "--weights", "best"), "--weights is ema, raw or both, not 'best'"),
+        (("evaluate", "run", "--network", "net.pt", "--reference", "none.npz"), "there are no statistics 'none.npz'"),
+        (("evaluate", "run", "--network", "net.pt", "--guidance", "3"), "guidance needs labels.drop or text.drop"),
+        (("stats", "digitz", "--network", "net.pt"), "did you mean 'digits'?"),
+        (("stats", "x.zip", "--size", "8", "--set", "seed=1"), "--set changes a recipe"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr and result.stderr.count("\n") == 1

