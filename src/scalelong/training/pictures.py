@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ SHORTEST_SIDE = 400
 def tile(images: Tensor, *, gap: int = 1) -> Tensor:
     """Images side by side in a near-square grid with a white gap. Shape: (N, C, H, W) → (C, grid height, grid width).
 
+    >>> import torch
     >>> tile(torch.zeros(5, 1, 8, 8, dtype=torch.uint8)).shape
     torch.Size([1, 19, 28])
     """
@@ -59,11 +59,3 @@ def save_picture(picture: Picture, path: Path) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def save_images(images: Tensor, folder: Path) -> list[Path]:
-    """One PNG for each image, numbered from 0. Shape: (N, C, H, W), uint8."""
-    paths = [folder / f"{index:06d}.png" for index in range(len(images))]
-    for image, path in zip(torch.unbind(images), paths, strict=True):
-        save_picture(to_picture(image), path)
-    return paths
