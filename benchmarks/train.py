@@ -3,16 +3,19 @@
     python benchmarks/train.py                       # all models and the memory of 2,000 steps, about half an hour
     python benchmarks/train.py --models uvit-tiny --rounds 5
     python benchmarks/train.py --threads 1 --clock cpu --json train.json      # on a machine that is busy
+    python benchmarks/train.py --precision fp32                               # as the plain loop has it
     python benchmarks/train.py --models unet-36m --with channels_last         # the plain loop stays as it is
     python benchmarks/train.py --models none --memory-steps 500
 
 Each round runs, in random order, a step of `Trainer.train_step` (batches, noise, guard, clipping, fused AdamW, averaged
-weights) and one of the loop that most people write: the same network, batch size, precision and clipping, a DataLoader
-over images in memory, AdamW without fused or foreach kernels, and an average that goes parameter by parameter. Large
-square matrix products run before, between and after them. A ratio is taken within its round and the median over the
-rounds is given with its 95 % interval, so that other load on the machine meets both sides; `best` compares the fastest
-step of each with the fastest matrix product, whenever they were. The operations of a step are those of forward and
-backward as torch counts them, the attention's backward as twice its forward (nothing for what it computes again).
+weights) and one of the loop that most people write: the same network, batch size and clipping, a DataLoader over images
+in memory, float32, AdamW without fused or foreach kernels, and an average that goes parameter by parameter. The trainer
+runs in the precision that it chooses by itself (bf16 where the processor has it), or in that of `--precision`. Large
+square matrix products, in float32 and in bf16, run before, between and after them. A ratio is taken within its round
+and the median over the rounds is given with its 95 % interval, so that other load on the machine meets both sides;
+`best` compares the fastest step of each with the fastest matrix product, whenever they were. The operations of a step
+are those of forward and backward as torch counts them, the attention's backward as twice its forward (nothing for what
+it computes again).
 
 `--clock cpu` counts the time that the process computed instead of the time that passed: use it with `--threads 1`, for
 threads that wait for each other count as computing.
@@ -31,6 +34,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from workload import CASES, Case, plain_loop, recipe
 
 from scalelong.training import Display, Run, Trainer, train
+from scalelong.training.engine import best_device, resolve_precision
 from scalelong.training.resume import Start
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -57,6 +62,7 @@ class Times:
     plain: list[float] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     gemm: list[float] = field(default_factory=list)
+    gemm_bf16: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,14 @@ class Result:
 
     model: str
     batch: int
+    precision: str
     parameters: int
     operations: int
     rounds: int
     images_per_second: float
     plain_images_per_second: float
     gemm_gflops: float
+    gemm_bf16_gflops: float
     measures: list[Measure]
     times: Times
 
@@ -106,6 +114,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="paired measurements per model, instead of its own number")
     parser.add_argument("--batch", type=int, help="images per step, instead of the model's own number")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
+    parser.add_argument(
+        "--precision", choices=("auto", "fp32", "bf16"), default="auto", help="the trainer's; the plain loop has fp32"
+    )
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="time that passed, or that was computed")
     parser.add_argument(
         "--with", dest="switches", nargs="+", default=[], choices=SWITCHES, help="options of the trainer to turn on"
@@ -124,7 +135,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": options.threads,
         "clock": options.clock,
-        "precision": "float32",
+        "trainer's precision": resolve_precision(options.precision, best_device()).replace("no", "fp32"),
         "trainer's options": options.switches,
         "load": load,
     }
@@ -134,14 +145,16 @@ def measure(name: str, options: argparse.Namespace) -> Result:
     case, switches, clock = CASES[name], options.switches, CLOCKS[options.clock]
     case = replace(case, batch=options.batch or case.batch, rounds=options.rounds or case.rounds)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(recipe(case, **dict.fromkeys(switches, True)), Run(Path(folder)), Start())
+        config = recipe(case, precision=options.precision, **dict.fromkeys(switches, True))
+        trainer = Trainer(config, Run(Path(folder)), Start())
         plain = plain_loop(trainer.config)
         operations = count_operations(plain)
         # Both must do the same work, or the ratio means nothing; inside compiled code it cannot be counted.
         assert "compile" in switches or count_operations(trainer.train_step) == operations
         times = run_rounds(name, trainer, plain, case.rounds, clock)
     parameters = sum(parameter.numel() for parameter in trainer.parameters)
-    return summarise(name, case, parameters, operations, times)
+    precision = trainer.accelerator.mixed_precision.replace("no", "fp32")
+    return summarise(name, case, precision, parameters, operations, times)
 
 
 def count_operations(step: Callable[[], Any]) -> int:
@@ -162,19 +175,19 @@ def count_operations(step: Callable[[], Any]) -> int:
 
 
 def run_rounds(name: str, trainer: Trainer, plain: Callable[[], Any], rounds: int, clock: Callable[[], float]) -> Times:
-    times, left, right = Times(), torch.randn(GEMM_SIDE, GEMM_SIDE), torch.randn(GEMM_SIDE, GEMM_SIDE)
-    waits = watch_batches(trainer, clock)
-    product = torch.empty_like(left)
+    times, waits = Times(), watch_batches(trainer, clock)
     steps = {"ours": trainer.train_step, "plain": plain}
     for step in steps.values():
         step()
     for number in range(rounds):
         waits.clear()
-        before = gemm_rate(left, right, product, clock)
+        rates = [gemm_rates(clock)]
         for side in random.sample(list(steps), 2):
             getattr(times, side).append(timed(steps[side], clock))
-            before = max(before, gemm_rate(left, right, product, clock))
-        times.gemm.append(before)
+            rates.append(gemm_rates(clock))
+        single, half = (max(found) for found in zip(*rates, strict=True))
+        times.gemm.append(single)
+        times.gemm_bf16.append(half)
         times.waits.append(sum(waits))
         print(f"\r{name}: round {number + 1} of {rounds}", end="", flush=True)
     print()
@@ -201,29 +214,44 @@ def timed(step: Callable[[], Any], clock: Callable[[], float]) -> float:
     return clock() - start
 
 
-def gemm_rate(left: Tensor, right: Tensor, product: Tensor, clock: Callable[[], float]) -> float:
-    """The better of two products of square matrices, in operations per second."""
+def gemm_rates(clock: Callable[[], float]) -> tuple[float, float]:
+    """The better of two products of square matrices, in operations per second: of float32, and of bf16."""
+    return gemm_rate(torch.float32, clock), gemm_rate(torch.bfloat16, clock)
+
+
+def gemm_rate(dtype: torch.dtype, clock: Callable[[], float]) -> float:
+    left, right, product = matrices(dtype)
     seconds = min(timed(lambda: torch.mm(left, right, out=product), clock) for _ in range(2))
     return 2 * GEMM_SIDE**3 / seconds
 
 
-def summarise(name: str, case: Case, parameters: int, operations: int, times: Times) -> Result:
+@cache
+def matrices(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Two factors, and room for their product."""
+    left, right = (torch.randn(GEMM_SIDE, GEMM_SIDE).to(dtype) for _ in range(2))
+    return left, right, torch.empty_like(left)
+
+
+def summarise(name: str, case: Case, precision: str, parameters: int, operations: int, times: Times) -> Result:
     rates = [operations / seconds for seconds in times.ours]
     best = operations / min(times.ours)
     measures = [
         ratio("× of the plain loop", times.plain, times.ours, min(times.plain) / min(times.ours), SPEEDUP_GOAL),
-        ratio("of the matrix products", rates, times.gemm, best / max(times.gemm), case.peak_goal),
+        ratio("of the products in fp32", rates, times.gemm, best / max(times.gemm), case.peak_goal),
+        ratio("of the products in bf16", rates, times.gemm_bf16, best / max(times.gemm_bf16), None),
         ratio("of a step waiting for data", times.waits, times.ours, min(times.waits) / min(times.ours), WAIT_GOAL),
     ]
     return Result(
         model=name,
         batch=case.batch,
+        precision=precision,
         parameters=parameters,
         operations=operations,
         rounds=len(times.ours),
         images_per_second=case.batch / statistics.median(times.ours),
         plain_images_per_second=case.batch / statistics.median(times.plain),
         gemm_gflops=max(times.gemm) / 1e9,
+        gemm_bf16_gflops=max(times.gemm_bf16) / 1e9,
         measures=measures,
         times=times,
     )
@@ -274,10 +302,11 @@ def resident_mib() -> float:
 def table(results: list[Result], memory: dict[str, Any] | None) -> str:
     lines = ["| model | measured | median | 95 % interval | best | goal |", "| --- | --- | --- | --- | --- | --- |"]
     for result in results:
-        model = f"{result.model}, {result.parameters / 1e6:.1f}M, batch {result.batch}"
+        model = f"{result.model}, {result.parameters / 1e6:.1f}M, batch {result.batch}, {result.precision}"
         rates = (
             f"{result.images_per_second:.2f} images/s (plain: {result.plain_images_per_second:.2f}), "
-            f"{result.operations / 1e9:.0f} GFLOP per step, products at up to {result.gemm_gflops:.0f} GFLOP/s"
+            f"{result.operations / 1e9:.0f} GFLOP per step, products at up to {result.gemm_gflops:.0f} GFLOP/s "
+            f"(bf16: {result.gemm_bf16_gflops:.0f})"
         )
         lines += [f"| {model} | {rates} | | | | |", *(f"| | {row(measured)} |" for measured in result.measures)]
     if memory is not None:

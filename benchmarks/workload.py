@@ -69,7 +69,7 @@ def recipe(case: Case, *, steps: int = 1_000_000, **training: Any) -> Config:
             "data": {"source": "sklearn:digits", "image_size": size, "heldout_count": 97},
             "model": case.model,
             "optim": {"lr": 1e-4, "clip_norm": 1.0, "ema_decay": 0.999},
-            "training": {"steps": steps, "batch_size": case.batch, "precision": "fp32", **training},
+            "training": {"steps": steps, "batch_size": case.batch, **training},
         }
     )
 

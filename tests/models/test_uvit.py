@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalelong.models import UViT
-from scalelong.models.uvit import Attention, Block, timestep_embedding
+from scalelong.models.uvit import Attention, Block, attend, timestep_embedding
 
 NAMES_AT_DEPTH_2 = [
     "pos_embed",
@@ -191,6 +191,24 @@ class RecordedOps(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_and_its_gradients_are_those_of_double_precision_but_for_rounding(dtype: torch.dtype) -> None:
+    exact = [torch.randn(2, 3, 9, 8, dtype=torch.float64).to(dtype).double().requires_grad_() for _ in range(3)]
+    rounded = [part.detach().to(dtype).requires_grad_() for part in exact]
+    upstream = torch.randn(2, 3, 9, 8, dtype=torch.float64)
+    expected = F.scaled_dot_product_attention(*exact)
+    found = attend(*rounded)
+    expected.backward(upstream)
+    found.backward(upstream.to(dtype))
+    assert found.dtype == dtype
+    # A few roundings of numbers of size 1 to 4.
+    tolerance = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
+    for part, law in zip(rounded, exact, strict=True):
+        assert part.grad is not None
+        torch.testing.assert_close(part.grad.double(), law.grad, rtol=0, atol=tolerance)
 
 
 @torch.no_grad()

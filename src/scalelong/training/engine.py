@@ -74,15 +74,24 @@ def best_device() -> str:
 def resolve_precision(precision: str, device: str) -> str:
     """Accelerate's name of a recipe's precision.
 
-    >>> resolve_precision("auto", "cpu"), resolve_precision("bf16", "cpu")
+    >>> resolve_precision("fp32", "cpu"), resolve_precision("bf16", "cpu")
     ('no', 'bf16')
     """
     if precision == "fp16" and device == "cpu":
         # Accelerate would train in float32 without a word.
         raise ValueError("training.precision: fp16 needs a GPU; on the CPU use fp32 or bf16")
     if precision == "auto":
-        return "bf16" if device == "cuda" and torch.cuda.is_bf16_supported() else "no"
+        return "bf16" if has_bf16(device) else "no"
     return "no" if precision == "fp32" else precision
+
+
+def has_bf16(device: str) -> bool:
+    """Whether the device multiplies matrices of bf16 by itself, and so faster than those of float32."""
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported()
+    # Not in every supported version of torch, which emulates bf16 on other processors.
+    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return device == "cpu" and any(supported is not None and supported() for supported in asked)
 
 
 def check_trackers(trackers: Sequence[str]) -> None:
