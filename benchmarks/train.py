@@ -10,11 +10,12 @@
 Each round runs, in random order, a step of `Trainer.train_step` (batches, noise, guard, clipping, fused AdamW, averaged
 weights) and one of the loop that most people write: the same network, batch size and clipping, a DataLoader over images
 in memory, float32, AdamW without fused or foreach kernels, and an average that goes parameter by parameter. The trainer
-runs in the precision that it chooses by itself (bf16 where the processor has it), or in that of `--precision`. Large
-square matrix products, in float32 and in bf16, run before, between and after them. A ratio is taken within its round
-and the median over the rounds is given with its 95 % interval, so that other load on the machine meets both sides;
-`best` compares the fastest step of each with the fastest matrix product, whenever they were. The operations of a step
-are those of forward and backward as torch counts them, the attention's backward as twice its forward (nothing for what
+runs in the precision that it chooses by itself (bf16 where the processor has it), or in that of `--precision`, and with
+the memory setting of `scalelong train`; the plain loop has a process of its own, without it. Large square matrix
+products, in float32 and in bf16, run before, between and after them. A ratio is taken within its round and the median
+over the rounds is given with its 95 % interval, so that other load on the machine meets both sides; `best` compares the
+fastest step of each with the fastest matrix product, whenever they were. The operations of a step are those of forward
+and backward as torch counts them, the attention's backward as twice its forward (nothing for what
 it computes again).
 
 `--clock cpu` counts the time that the process computed instead of the time that passed: use it with `--threads 1`, for
@@ -30,6 +31,8 @@ import os
 import platform
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -44,6 +47,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from workload import CASES, Case, plain_loop, recipe
 
+from scalelong.process import keep_freed_memory
 from scalelong.training import Display, Run, Trainer, train
 from scalelong.training.engine import best_device, resolve_precision
 from scalelong.training.resume import Start
@@ -98,6 +102,7 @@ class Result:
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     print(f"{facts(options)}\n")
     names = [name for name in options.models if name != "none"]
     results = [measure(name, options) for name in names]
@@ -142,16 +147,16 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(name: str, options: argparse.Namespace) -> Result:
-    case, switches, clock = CASES[name], options.switches, CLOCKS[options.clock]
+    case, switches = CASES[name], options.switches
     case = replace(case, batch=options.batch or case.batch, rounds=options.rounds or case.rounds)
     with tempfile.TemporaryDirectory() as folder:
         config = recipe(case, precision=options.precision, **dict.fromkeys(switches, True))
         trainer = Trainer(config, Run(Path(folder)), Start())
-        plain = plain_loop(trainer.config)
-        operations = count_operations(plain)
+        operations = count_operations(plain_loop(trainer.config))
         # Both must do the same work, or the ratio means nothing; inside compiled code it cannot be counted.
         assert "compile" in switches or count_operations(trainer.train_step) == operations
-        times = run_rounds(name, trainer, plain, case.rounds, clock)
+        with PlainProcess(name, case.batch, options) as plain:
+            times = run_rounds(name, trainer, plain, case.rounds, CLOCKS[options.clock])
     parameters = sum(parameter.numel() for parameter in trainer.parameters)
     precision = trainer.accelerator.mixed_precision.replace("no", "fp32")
     return summarise(name, case, precision, parameters, operations, times)
@@ -174,16 +179,38 @@ def count_operations(step: Callable[[], Any]) -> int:
     return counter.get_total_flops()
 
 
-def run_rounds(name: str, trainer: Trainer, plain: Callable[[], Any], rounds: int, clock: Callable[[], float]) -> Times:
+class PlainProcess:
+    """The plain loop in a process of its own, which waits while the trainer's step is timed."""
+
+    def __init__(self, name: str, batch: int, options: argparse.Namespace) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("workload.py")), name, str(batch), str(options.threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.column = list(CLOCKS).index(options.clock)
+
+    def __enter__(self) -> PlainProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.communicate()
+
+    def step(self) -> float:
+        """The seconds of one step."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline().split()[self.column])
+
+
+def run_rounds(name: str, trainer: Trainer, plain: PlainProcess, rounds: int, clock: Callable[[], float]) -> Times:
     times, waits = Times(), watch_batches(trainer, clock)
-    steps = {"ours": trainer.train_step, "plain": plain}
+    steps = {"ours": lambda: timed(trainer.train_step, clock), "plain": plain.step}
     for step in steps.values():
         step()
     for number in range(rounds):
         waits.clear()
         rates = [gemm_rates(clock)]
         for side in random.sample(list(steps), 2):
-            getattr(times, side).append(timed(steps[side], clock))
+            getattr(times, side).append(steps[side]())
             rates.append(gemm_rates(clock))
         single, half = (max(found) for found in zip(*rates, strict=True))
         times.gemm.append(single)

@@ -1,10 +1,16 @@
-"""What the trainer's benchmark runs: the networks, their recipes, and the loop that most people write."""
+"""What the trainer's benchmark runs: the networks, their recipes, and the loop that most people write.
+
+As a program it is that loop: `python benchmarks/workload.py CASE BATCH THREADS` does a step for every line it reads,
+and answers with the seconds that passed and that it computed.
+"""
 
 from __future__ import annotations
 
 import copy
+import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -104,3 +110,17 @@ def plain_loop(config: Config) -> Callable[[], float]:
 def endless(loader: DataLoader[Any]) -> Iterator[list[Tensor]]:
     while True:
         yield from loader
+
+
+def main() -> None:
+    name, batch, threads = sys.argv[1], *map(int, sys.argv[2:])
+    torch.set_num_threads(threads)
+    step = plain_loop(recipe(replace(CASES[name], batch=batch)))
+    for _ in sys.stdin:
+        wall, cpu = time.perf_counter(), time.process_time()
+        step()
+        print(time.perf_counter() - wall, time.process_time() - cpu, flush=True)
+
+
+if __name__ == "__main__":
+    main()

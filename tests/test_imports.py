@@ -18,11 +18,12 @@ OPTIONAL = {
 }
 
 BASE = {"skips", "models", "diffusion", "data"}
-EVERYTHING = BASE | {"files", "training", "evaluation", "stability", "report", "cli", "__init__"}
+EVERYTHING = BASE | {"files", "process", "training", "evaluation", "stability", "report", "cli", "__init__"}
 
 # The packages of ours that each one may import, besides itself.
 ALLOWED: dict[str, set[str]] = {
     "files": set(),
+    "process": set(),
     "skips": set(),
     "models": set(),
     "diffusion": set(),

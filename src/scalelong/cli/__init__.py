@@ -6,6 +6,8 @@ import io
 import os
 import sys
 
+from ..process import keep_freed_memory
+
 
 def main() -> None:
     """Run `scalelong`; where typer or rich is missing, say in one line how to install it."""
@@ -22,7 +24,8 @@ def main() -> None:
 
 
 def prepare_process() -> None:
-    """Settings of a process that is ours alone: what may be printed, and which libraries may speak."""
+    """Settings of a process that is ours alone: its memory, what may be printed, and which libraries may speak."""
+    keep_freed_memory()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that lacks a letter such as κ then shows "?" in its place, instead of a traceback.
