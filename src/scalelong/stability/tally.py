@@ -1,4 +1,4 @@
-"""What is read in a step, as sums: over the parts of a batch that is accumulated, and over the processes that share it."""
+"""What is read in a step, as sums: over the parts of an accumulated batch, and over the processes that share it."""
 
 from __future__ import annotations
 
