@@ -25,7 +25,7 @@ from ..skips.choose import Choice, choose_sites
 from ..skips.find import ExampleInputs, compiled_elsewhere, refuse_other_objects
 from ..skips.hooks import attached_hooks
 from .diagnosis import Diagnosis, Finder
-from .oscillation import oscillation_index, swing_index
+from .oscillation import beyond_noise, oscillation_index, swing_index
 from .readings import Layout, Reading, flat, storable
 from .robustness import output_change
 from .team import team_of, unwrapped
@@ -35,7 +35,9 @@ from .watching import Watch
 KEEP = 1000
 """Readings that are kept; the older ones can only be had by writing them in time."""
 ENOUGH = 5
-"""Readings before an oscillation is judged."""
+"""Readings before there is an oscillation index."""
+SURE = 8
+"""Readings before a diagnosis is made: with fewer, a single jump counts too much."""
 
 
 class SkipMonitor:
@@ -68,6 +70,7 @@ class SkipMonitor:
         self.watch = Watch(choice.network, choice.sites, scaler, self.team)
         self.updates = UpdateWatch(self.watch.blocks)
         self.layout = Layout(tuple((site.index, site.consumer) for site in choice.sites), tuple(self.watch.blocks))
+        self.features = [self.layout.series.index(name) for name in self.layout.noise]
         self.finder = Finder(self.layout)
         self.count = 0
         self.running = self.armed = self.warned = False
@@ -195,16 +198,26 @@ class SkipMonitor:
             self._digest(step, row)
 
     def _digest(self, step: int, row: Tensor) -> None:
-        self.history.append(row[: len(self.layout.series)])
-        series = torch.stack(list(self.history))
-        moved, swings = oscillation_index(series), swing_index(series)
+        self.history.append(row)
+        window = torch.stack(list(self.history))
+        series = window[:, : len(self.layout.series)]
+        moved, swings = oscillation_index(series), self._swings(window)
         if len(series) < min(ENOUGH, self.window):
-            moved, swings = (torch.full_like(moved, torch.nan) for _ in range(2))
+            moved = torch.full_like(moved, torch.nan)
+        if len(series) < min(SURE, self.window):
+            swings = torch.full_like(swings, torch.nan)
         self.records.append((step, row.tolist(), moved.tolist()))
         self.unwritten = min(self.unwritten + 1, KEEP)
         numbers, oscillation = self._named(row.tolist(), moved.tolist())
         swung = dict(zip(self.layout.series, swings.tolist(), strict=True))
         self.finder.update(step, numbers, oscillation=oscillation, swings=swung, order=list(self.watch.order))
+
+    def _swings(self, window: Tensor) -> Tensor:
+        """How far each series goes back and forth; of features, beyond what the draw of the batches explains."""
+        count, features = len(self.layout.series), self.features
+        swings = swing_index(window[:, :count])
+        swings[features] = beyond_noise(swings[features], window[:, count : count + len(features)].mean(dim=0))
+        return swings
 
     def _named(self, row: list[float], moved: list[float]) -> tuple[dict[str, float], dict[str, float]]:
         return dict(zip(self.layout.names, row, strict=True)), dict(zip(self.layout.series, moved, strict=True))

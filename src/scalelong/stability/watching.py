@@ -172,7 +172,7 @@ class Watch:
         return hook
 
     def _note_feature(self, name: str, features: Tensor) -> None:
-        self.tally.add(name, energy(features), len(features) if features.ndim else 1)
+        self.tally.add_features(name, energies(features))
 
     def _note_share(self, site: SkipSite, skip: Tensor, *joined: Tensor) -> None:
         total = torch.stack([energy(features) for features in joined]).sum()
@@ -192,6 +192,14 @@ def norm(tensor: Tensor) -> Tensor:
 def energy(tensor: Tensor) -> Tensor:
     """The squared 2-norm. Shape: ()."""
     return norm(tensor).square()
+
+
+def energies(features: Tensor) -> Tensor:
+    """The squared 2-norm of each image's features. Shape: (B, …) → (B,), float32."""
+    if features.ndim < 2:
+        return features.detach().float().square().reshape(-1)
+    dims = tuple(range(1, features.ndim))
+    return torch.linalg.vector_norm(features.detach(), dim=dims, dtype=torch.float32).square()
 
 
 def part(joined: Tensor, channels: Channels) -> Tensor:
