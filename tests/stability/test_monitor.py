@@ -20,6 +20,8 @@ from scalelong.stability.monitor import SkipMonitor
 from scalelong.stability.oscillation import oscillation_index, swing_index
 from scalelong.stability.readings import Reading
 from scalelong.stability.robustness import SIZE, disturbance_of, output_change
+from scalelong.stability.tally import Tally
+from scalelong.stability.team import Team
 from scalelong.stability.watching import Call
 
 METHODS = ("none", "cs", "ls")
@@ -203,6 +205,24 @@ def test_under_autocast_norms_are_taken_in_float32_of_the_features_as_they_are()
     assert reading.robustness is not None and math.isfinite(reading.robustness.mean)
     # There was no update to compare.
     assert all(math.isnan(block.update) for block in reading.blocks)
+
+
+@pytest.mark.parametrize("size", [2, 16])
+def test_noise_is_how_far_the_norm_moves_from_one_draw_of_the_batch_to_another(size: int) -> None:
+    """Energies from a known distribution, whose mean and variance are 1: the root of a mean of n has 1/(2·sqrt(n))."""
+    energies = torch.empty(4000, size).exponential_(generator=torch.Generator().manual_seed(0))
+    tally = Tally()
+    tally.add_features("block/a/feature", energies.flatten())
+    pooled = tally.values(["block/a/feature"], Team())["block/a/feature_noise"].item()
+    assert pooled == pytest.approx(1 / (2 * math.sqrt(energies.numel())), rel=0.05)
+    by_hand = [row.std() / row.mean() / (2 * math.sqrt(size)) for row in energies[:50]]
+    found = []
+    for row in energies[:50]:
+        tally.clear()
+        tally.add_features("block/a/feature", row)
+        found.append(tally.values(["block/a/feature"], Team())["block/a/feature_noise"].item())
+    # 1e-2: the variance is a difference of sums in float32.
+    assert found == pytest.approx([number(value) for value in by_hand], rel=1e-2)
 
 
 def test_gradients_under_a_scaler_are_those_of_the_loss() -> None:

@@ -44,9 +44,14 @@ class Diagnosis:
         further = f", up to {self.worst_swing:.0%} in {self.worst}" if self.worst != self.block else ""
         return (
             f"from step {self.step} {when}, first in {self.block}, whose features {how} by {self.swing:.0%} of their "
-            f"norm from one reading to the next{further}; of the long skips, skip {self.skip} (into {self.consumer}) "
-            f"{how}{'s' if self.finite else ''} most, by {self.skip_swing:.0%}."
+            f"norm from one reading to the next{further}; {self._about_skips(how)}."
         )
+
+    def _about_skips(self, how: str) -> str:
+        most = f"skip {self.skip} (into {self.consumer})"
+        if self.skip_swing < TRACE * LIMIT:
+            return f"the long skips are calm, {most} {how}{'s' if self.finite else ''} most, by {self.skip_swing:.0%}"
+        return f"of the long skips, {most} {how}{'s' if self.finite else ''} most, by {self.skip_swing:.0%}"
 
 
 class Finder:
