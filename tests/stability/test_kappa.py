@@ -23,7 +23,7 @@ from scalelong.stability.kappa import LOWEST, solve_kappa
 from scalelong.stability.probe import Probe, Score, probe_kappas, score, spread_over
 from scalelong.stability.theory import sum_of_squares
 from scalelong.stability.verify_inputs import MeasuredData, cifar10_images, verify_inputs
-from scalelong.training import Config, load_recipe
+from scalelong.training import Config, Display, RunError, load_recipe
 
 TINY = (
     *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.heldout_count=10"),
@@ -223,6 +223,36 @@ def test_the_probe_trains_all_then_the_better_half_twice_as_long(tmp_path: Path)
     assert all(a.loss <= b.loss for scores in found.rounds for a, b in zip(scores, scores[1:], strict=False))
     assert {path.name for path in tmp_path.iterdir()} == {"kappa-0.4", "kappa-0.6", "kappa-0.8"}
     assert probe_kappas(tiny(), [0.4, 0.6, 0.8], tmp_path / "again", steps=2) == found
+
+
+class Killed(Display):
+    """Says what a probe says, and dies at the n-th step of all its runs, as by SIGKILL: nothing is saved."""
+
+    def __init__(self, after: int) -> None:
+        self.said: list[str] = []
+        self.left = after
+        super().__init__(self.said.append)
+
+    def step(self, step: int, loss: float) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise MemoryError("killed")
+
+
+@pytest.mark.parametrize("after", [3, 7])
+def test_a_probe_that_was_killed_in_either_round_finds_the_same_when_it_goes_on(after: int, tmp_path: Path) -> None:
+    """Rounds of 2 and 4 steps: step 3 is the second run's, step 7 that of a run that went on to the second round."""
+    kappas, folder = [0.4, 0.6, 0.8], tmp_path / "killed"
+    with pytest.raises(MemoryError):
+        probe_kappas(tiny(), kappas, folder, steps=2, display=Killed(after))
+    again = Killed(100)
+    found = probe_kappas(tiny(), kappas, folder, steps=2, display=again)
+    assert found == probe_kappas(tiny(), kappas, tmp_path / "whole", steps=2)
+    assert sum(line.startswith("probe: κ = ") for line in again.said) == (4 if after == 3 else 2)
+    assert again.said[0].startswith("probe: κ = 0.6, steps 0 to 2" if after == 3 else "probe: κ = ")
+    assert probe_kappas(tiny(), kappas, folder, steps=2, display=Killed(0)) == found, "nothing is left to train"
+    with pytest.raises(RunError, match=r"kappa-0.\d is at step \d, beyond 1: give the probe another --out"):
+        probe_kappas(tiny(), kappas, folder, steps=1)
 
 
 def test_the_command_prints_the_value_the_band_the_reasons_and_what_to_run() -> None:

@@ -20,8 +20,8 @@ DEEP = (
     *("training.sample_every=null", "training.monitor_every=1", "optim.warmup_steps=8"),
 )
 SENTENCE = re.compile(
-    r"from step \d+ on training oscillates, first in (\S+), whose features swing by \d+% of their norm from one reading "
-    r"to the next(, up to \d+% in \S+)?; .*skip (\d) \(into \S+\) swings most, by \d+%\."
+    r"from step \d+ on training oscillates, first in (\S+), whose features swing by \d+% of their norm from one "
+    r"reading to the next(, up to \d+% in \S+)?; .*skip (\d) \(into \S+\) swings most, by \d+%\."
 )
 
 

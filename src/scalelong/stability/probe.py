@@ -7,6 +7,7 @@ and is far behind at the end (12.3 against 6.7).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..training import Config, Display, Run, build_process, train
+from ..training import Config, Display, Run, RunError, build_process, find_start, train
 from ..training.conditions import conditioning_of
+from ..training.files import write_whole
 from ..training.heldout import HeldOut
 from ..training.inputs import open_inputs
 from ..training.sampling import load_network
@@ -78,12 +80,12 @@ def probe_kappas(
 ) -> Probe:
     """Train the recipe with CS for each κ, first `steps` long (a twentieth of the recipe's), and halve the field.
 
-    The runs are in folders of their own below `folder`, and a probe that was stopped goes on.
+    The runs are in folders of their own below `folder`, and a probe that was stopped, or killed, goes on.
     """
     steps = steps or max(1, config.training.steps // 20)
-    judge, rounds, alive = Judge(config), [], list(dict.fromkeys(kappas))
+    judge, rounds, alive = Judge(config, folder, display), [], list(dict.fromkeys(kappas))
     while True:
-        losses = {kappa: judge.losses(variant(config, kappa, where, steps), folder, display) for kappa in alive}
+        losses = {kappa: judge.losses(variant(config, kappa, where, steps)) for kappa in alive}
         rounds.append(tuple(score(losses, steps)))
         if len(alive) <= 2:
             return Probe(tuple(rounds))
@@ -109,21 +111,37 @@ def variant(config: Config, kappa: float, where: str, steps: int) -> Config:
 
 
 class Judge:
-    """Trains one variant after another and gives the loss of each held-out image."""
+    """Trains one variant after another and gives the loss of each held-out image, which it keeps beside the run."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, folder: Path, display: Display | None) -> None:
         inputs = open_inputs(config)
         inputs.batches.close()
         conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
         batch_size = config.training.batch_size
         self.heldout = HeldOut(inputs.heldout, process, conditioning, seed=config.seed, batch_size=batch_size)
+        self.folder, self.display = folder, display
 
-    def losses(self, config: Config, folder: Path, display: Display | None) -> Tensor:
-        """Shape: (held-out images,), float64; of the last weights, because averaged ones lag in a short run."""
-        out = folder / f"kappa-{config.scaling.kappa}"
-        if train(config, out, display=display).signal is not None:
+    def losses(self, config: Config) -> Tensor:
+        """Shape: (held-out images,), float64."""
+        kappa, steps = config.scaling.kappa, config.training.steps
+        run = Run(self.folder / f"kappa-{kappa}")
+        start, kept = find_start(run, config), run.folder / f"heldout-{steps}.json"
+        # A run goes on from round to round: what it was in an earlier one is in this file only.
+        if kept.exists():
+            return torch.tensor(json.loads(kept.read_text(encoding="utf-8")), dtype=torch.float64)
+        if start.step > steps:
+            raise RunError(f"{run.folder} is at step {start.step}, beyond {steps}: give the probe another --out")
+        if self.display is not None:
+            self.display.note(f"probe: κ = {kappa}, steps {start.step} to {steps}")
+        found = self._trained(config, run)
+        write_whole(kept, lambda path: path.write_text(json.dumps(found.tolist()), encoding="utf-8") and None)
+        return found
+
+    def _trained(self, config: Config, run: Run) -> Tensor:
+        """The losses of the last weights, because averaged ones lag in a short run. Shape: (held-out images,)."""
+        if train(config, run.folder, display=self.display).signal is not None:
             raise KeyboardInterrupt
-        checkpoint = Run(out).checkpoints().latest()
+        checkpoint = run.checkpoints().latest()
         assert checkpoint is not None, "a finished run has a checkpoint"
         model = load_network(config, checkpoint, "raw")
         self.heldout.device = next(model.parameters()).device
