@@ -5,9 +5,9 @@
     python benchmarks/diagnosis.py --planted                                   # disturbances only: about 5 minutes
 
 First every network is trained by the trainer with several rates, with and without CS, on the same data, and each run is
-judged by its loss alone: the best rate of a network and the lower ones are *healthy*, a higher one *fails* if its last
-losses are more than 1.5 times the best one's or not finite, and is *between* otherwise. Then one block or one skip of a
-healthy network is disturbed on purpose, and the diagnosis should name it.
+judged by its loss alone: one rate is the *best*, *lower* ones are healthy, and a higher one has *failed* if its last
+losses are more than 1.5 times the best one's or not finite, and *learns still* otherwise. Then one block or one skip of
+a healthy network is disturbed on purpose, and the diagnosis should name it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ LAST = 30
 """The losses by which a run is judged."""
 FAILED = 1.5
 INTERVALS = (1, 5, 10)
+VERDICTS = ("lower", "best", "learns still", "failed")
 
 COMMON = (
     *("training.monitor_every=1", "training.log_every=1", "training.eval_every=null", "training.sample_every=null"),
@@ -156,8 +157,8 @@ def judged(runs: list[Run]) -> list[Run]:
 
     def verdict(run: Run) -> str:
         if run.rate <= best.rate:
-            return "healthy"
-        return "between" if run.loss <= FAILED * best.loss else "failed"
+            return "best" if run is best else "lower"
+        return "learns still" if run.loss <= FAILED * best.loss else "failed"
 
     return [Run(**{**asdict(run), "verdict": verdict(run)}) for run in runs]
 
@@ -169,9 +170,9 @@ def describe(run: Run) -> str:
 
 def table_of_runs(runs: list[Run]) -> str:
     """How many runs of each verdict were diagnosed, with a reading every step and with fewer."""
-    lines = ["| network | loss | runs | " + " | ".join(f"diagnosed, every {n}" for n in INTERVALS) + " |"]
+    lines = ["| network | rate | runs | " + " | ".join(f"diagnosed, every {n}" for n in INTERVALS) + " |"]
     lines.append("| --- " * (3 + len(INTERVALS)) + "|")
-    for network, verdict in product(dict.fromkeys(run.network for run in runs), ("healthy", "between", "failed")):
+    for network, verdict in product(dict.fromkeys(run.network for run in runs), VERDICTS):
         chosen = [run for run in runs if (run.network, run.verdict) == (network, verdict)]
         if chosen:
             counts = [sum(run.found[every] is not None for run in chosen) for every in INTERVALS]

@@ -22,7 +22,7 @@ from scalelong.stability.monitor import SkipMonitor
 from scalelong.stability.watching import blocks_of
 
 STEPS, CALM, BATCH, RATE = 60, 20, 16, 1e-3
-CASES = 3
+CASES = 2
 """Blocks or skips for each network, disturbance and amount."""
 
 PLANTS: dict[str, tuple[float, ...]] = {"output": (0.15, 0.5), "weights": (0.5,), "skip": (0.5, 0.9), "rate": (300,)}

@@ -195,6 +195,18 @@ def test_a_probe_changes_the_advice_only_where_it_is_clearly_behind() -> None:
     assert (close.decided, clear.decided) == (False, True)
 
 
+def test_the_summary_is_complete_and_survives_a_file() -> None:
+    advice = advice_for(unet_of_gain(1.7))
+    advice = advice.after(Probe(((scored(0.9, 0.0), scored(advice.kappa, 0.025)),)))
+    summary = advice.summary()
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert (summary["kappa"], summary["where"], summary["num_skips"]) == (0.9, "input", 6)
+    assert summary["band"] == [advice.band.low, advice.band.high] and summary["reasons"] == list(advice.reasons)
+    assert (summary["block_gain"], summary["path_gains"]) == (advice.gain.gain, advice.gain.path_gains)
+    assert (summary["probe"]["best"], summary["probe"]["decided"]) == (0.9, True)
+    assert [score["kappa"] for score in summary["probe"]["rounds"][0]] == [0.9, pytest.approx(1 / 1.7, abs=0.01)]
+
+
 def test_scores_are_compared_image_by_image() -> None:
     """A difference that is the same for every image is certain, however much the images differ."""
     losses = torch.linspace(0, 1, 50, dtype=torch.float64)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,11 @@ class Probe:
     def decided(self) -> bool:
         """Whether the best of the last round is clearly ahead of all others in it."""
         return all(score.clearly_behind for score in self.rounds[-1][1:])
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        rounds = [[asdict(score) for score in scores] for scores in self.rounds]
+        return {"best": self.best, "decided": self.decided, "rounds": rounds}
 
     def rules_out(self, kappa: float) -> bool:
         """Whether a value was tried and was clearly behind in the last round that it was in."""

@@ -47,7 +47,8 @@ class Tally:
         """The numbers of the whole batch, the same in every process; NaN for what was not seen. Shape: () each."""
         missing = torch.full_like(next(iter(self.sums.values())), torch.nan)
         wanted = list(names)
-        sums = team.sum(torch.stack([self.sums.get(name, missing) for name in wanted]))
+        # A network may be spread over several devices.
+        sums = team.sum(torch.stack([self.sums.get(name, missing).to(missing.device) for name in wanted]))
         found: dict[str, Tensor] = {}
         for name, (amount, beside, squares) in zip(wanted, sums, strict=True):
             kind = name.rpartition("/")[2]
