@@ -273,7 +273,9 @@ def test_the_command_prints_the_value_the_band_the_reasons_and_what_to_run() -> 
     lines = result.stdout.splitlines()
     assert re.fullmatch(r"digits: κ = [\d.]+ \(band [\d.]+ to [\d.]+\)", lines[0])
     assert lines[1].startswith("- ‖ε‖²/‖x_t‖² over 10,000 noised images: ratio of means")
-    assert re.fullmatch(r"to use it: scalelong train digits --set scaling.method=cs .*kappa=[\d.]+", lines[-1])
+    own = " ".join([*SETS, "--set", "diffusion.prediction=epsilon"])
+    found = re.fullmatch(r"to use it: scalelong train digits (.*) --set scaling.method=cs .*kappa=[\d.]+", lines[-1])
+    assert found is not None and found[1] == own
 
 
 def test_the_command_gives_json_draws_the_figure_and_probes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -123,6 +124,7 @@ def kappa(
         typer.echo(json_format.dumps(advice.summary(), indent=2, ensure_ascii=False))
     else:
         print_advice(config.name, advice)
+        print_line(f"to use it: {command_for(advice, recipe, overrides or [])}")
 
 
 def advise_recipe(config: Config) -> KappaAdvice:
@@ -152,9 +154,14 @@ def print_advice(name: str, advice: KappaAdvice) -> None:
         print_line(f"- {reason}")
     if advice.probe is not None:
         print_probe(advice.probe)
-    place = "" if advice.where == "input" else f" --set scaling.where={advice.where}"
-    command = f"scalelong train {name} --set scaling.method=cs --set scaling.kappa={advice.kappa}{place}"
-    print_line(f"to use it: {command}")
+
+
+def command_for(advice: KappaAdvice, recipe: str, overrides: list[str]) -> str:
+    """What trains the recipe, as it was measured, with the recommended κ."""
+    own = [override for override in overrides if not override.startswith("scaling.")]
+    where = [] if advice.where == "input" else [f"scaling.where={advice.where}"]
+    sets = [*own, "scaling.method=cs", f"scaling.kappa={advice.kappa}", *where]
+    return " ".join(["scalelong train", quote(recipe), *(f"--set {quote(override)}" for override in sets)])
 
 
 def print_probe(probe: Probe) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..training import Config, Display, Run, RunError, build_process, find_start, train
 from ..training.conditions import conditioning_of
-from ..training.files import write_whole
+from ..training.files import Files, to_json, write_whole
 from ..training.heldout import HeldOut
 from ..training.inputs import open_inputs
 from ..training.sampling import load_network
@@ -140,7 +140,7 @@ class Judge:
         if self.display is not None:
             self.display.note(f"probe: κ = {kappa}, steps {start.step} to {steps}")
         found = self._trained(config, run)
-        write_whole(kept, lambda path: path.write_text(json.dumps(found.tolist()), encoding="utf-8") and None)
+        write_whole(kept, lambda path: Files().write_bytes(path, to_json(found.tolist())))
         return found
 
     def _trained(self, config: Config, run: Run) -> Tensor:
