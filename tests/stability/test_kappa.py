@@ -293,6 +293,7 @@ def test_the_command_gives_json_draws_the_figure_and_probes(tmp_path: Path) -> N
 def test_the_probes_warning_is_printed(tmp_path: Path) -> None:
     result = run("kappa", "digits", *SETS, "--probe", "--probe-steps", 1, "--out", tmp_path)
     assert "warning: early steps mislead" in result.stdout
+    assert re.search(r"warning: all \d steps lie in the warm-up of 100,", result.stdout)
 
 
 def test_a_figure_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

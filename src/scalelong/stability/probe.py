@@ -75,6 +75,15 @@ class Probe:
         return any(score.clearly_behind for scores in self.rounds for score in scores if score.kappa == kappa)
 
 
+def warnings_for(probe: Probe, warmup_steps: int) -> list[str]:
+    """Why not to trust a probe too much."""
+    last = probe.rounds[-1][0].steps
+    if last > warmup_steps:
+        return [WARNING]
+    inside = f"all {last} steps lie in the warm-up of {warmup_steps}, where little is learned: use more --probe-steps."
+    return [WARNING, inside]
+
+
 def probe_kappas(
     config: Config,
     kappas: Sequence[float],
