@@ -23,7 +23,7 @@ from scalelong.stability.kappa import LOWEST, solve_kappa
 from scalelong.stability.probe import Probe, Score, probe_kappas, score, spread_over
 from scalelong.stability.theory import sum_of_squares
 from scalelong.stability.verify_inputs import MeasuredData, cifar10_images, verify_inputs
-from scalelong.training import Config, load_recipe
+from scalelong.training import Config, Display, RunError, load_recipe
 
 TINY = (
     *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.heldout_count=10"),
@@ -195,6 +195,18 @@ def test_a_probe_changes_the_advice_only_where_it_is_clearly_behind() -> None:
     assert (close.decided, clear.decided) == (False, True)
 
 
+def test_the_summary_is_complete_and_survives_a_file() -> None:
+    advice = advice_for(unet_of_gain(1.7))
+    advice = advice.after(Probe(((scored(0.9, 0.0), scored(advice.kappa, 0.025)),)))
+    summary = advice.summary()
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert (summary["kappa"], summary["where"], summary["num_skips"]) == (0.9, "input", 6)
+    assert summary["band"] == [advice.band.low, advice.band.high] and summary["reasons"] == list(advice.reasons)
+    assert (summary["block_gain"], summary["path_gains"]) == (advice.gain.gain, advice.gain.path_gains)
+    assert (summary["probe"]["best"], summary["probe"]["decided"]) == (0.9, True)
+    assert [score["kappa"] for score in summary["probe"]["rounds"][0]] == [0.9, pytest.approx(1 / 1.7, abs=0.01)]
+
+
 def test_scores_are_compared_image_by_image() -> None:
     """A difference that is the same for every image is certain, however much the images differ."""
     losses = torch.linspace(0, 1, 50, dtype=torch.float64)
@@ -225,13 +237,45 @@ def test_the_probe_trains_all_then_the_better_half_twice_as_long(tmp_path: Path)
     assert probe_kappas(tiny(), [0.4, 0.6, 0.8], tmp_path / "again", steps=2) == found
 
 
+class Killed(Display):
+    """Says what a probe says, and dies at the n-th step of all its runs, as by SIGKILL: nothing is saved."""
+
+    def __init__(self, after: int) -> None:
+        self.said: list[str] = []
+        self.left = after
+        super().__init__(self.said.append)
+
+    def step(self, step: int, loss: float) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise MemoryError("killed")
+
+
+@pytest.mark.parametrize("after", [3, 7])
+def test_a_probe_that_was_killed_in_either_round_finds_the_same_when_it_goes_on(after: int, tmp_path: Path) -> None:
+    """Rounds of 2 and 4 steps: step 3 is the second run's, step 7 that of a run that went on to the second round."""
+    kappas, folder = [0.4, 0.6, 0.8], tmp_path / "killed"
+    with pytest.raises(MemoryError):
+        probe_kappas(tiny(), kappas, folder, steps=2, display=Killed(after))
+    again = Killed(100)
+    found = probe_kappas(tiny(), kappas, folder, steps=2, display=again)
+    assert found == probe_kappas(tiny(), kappas, tmp_path / "whole", steps=2)
+    assert sum(line.startswith("probe: κ = ") for line in again.said) == (4 if after == 3 else 2)
+    assert again.said[0].startswith("probe: κ = 0.6, steps 0 to 2" if after == 3 else "probe: κ = ")
+    assert probe_kappas(tiny(), kappas, folder, steps=2, display=Killed(0)) == found, "nothing is left to train"
+    with pytest.raises(RunError, match=r"kappa-0.\d is at step \d, beyond 1: give the probe another --out"):
+        probe_kappas(tiny(), kappas, folder, steps=1)
+
+
 def test_the_command_prints_the_value_the_band_the_reasons_and_what_to_run() -> None:
     result = run("kappa", "digits", *SETS, "--set", "diffusion.prediction=epsilon")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert re.fullmatch(r"digits: κ = [\d.]+ \(band [\d.]+ to [\d.]+\)", lines[0])
     assert lines[1].startswith("- ‖ε‖²/‖x_t‖² over 10,000 noised images: ratio of means")
-    assert re.fullmatch(r"to use it: scalelong train digits --set scaling.method=cs .*kappa=[\d.]+", lines[-1])
+    own = " ".join([*SETS, "--set", "diffusion.prediction=epsilon"])
+    found = re.fullmatch(r"to use it: scalelong train digits (.*) --set scaling.method=cs .*kappa=[\d.]+", lines[-1])
+    assert found is not None and found[1] == own
 
 
 def test_the_command_gives_json_draws_the_figure_and_probes(tmp_path: Path) -> None:
@@ -249,6 +293,7 @@ def test_the_command_gives_json_draws_the_figure_and_probes(tmp_path: Path) -> N
 def test_the_probes_warning_is_printed(tmp_path: Path) -> None:
     result = run("kappa", "digits", *SETS, "--probe", "--probe-steps", 1, "--out", tmp_path)
     assert "warning: early steps mislead" in result.stdout
+    assert re.search(r"warning: all \d steps lie in the warm-up of 100,", result.stdout)
 
 
 def test_a_figure_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

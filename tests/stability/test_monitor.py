@@ -20,6 +20,8 @@ from scalelong.stability.monitor import SkipMonitor
 from scalelong.stability.oscillation import oscillation_index, swing_index
 from scalelong.stability.readings import Reading
 from scalelong.stability.robustness import SIZE, disturbance_of, output_change
+from scalelong.stability.tally import Tally
+from scalelong.stability.team import Team
 from scalelong.stability.watching import Call
 
 METHODS = ("none", "cs", "ls")
@@ -58,7 +60,7 @@ def test_features_gradients_and_shares_of_skips_are_those_at_the_join(kind: str,
     assert len(reading.skips) == len(joins.skips) > 1
     for skip in reading.skips:
         trunk, joined = joins.of(skip.index)
-        assert skip.feature == per_image(joined)
+        assert skip.feature == pytest.approx(per_image(joined), rel=1e-6)
         # A sum in another order: the gradient is laid out differently where it is kept.
         assert skip.gradient == pytest.approx(number(joined.grad.norm()), rel=1e-6)
         energy, other = joined.detach().square().sum(), trunk.detach().square().sum()
@@ -102,7 +104,8 @@ def test_features_gradients_and_updates_of_blocks_are_those_of_their_outputs_and
     train_step(twin, torch.optim.AdamW(twin.parameters(), lr=1e-2), seed=0)
     for block in reading.blocks:
         output = features[block.name]
-        assert block.feature == per_image(output[0] if isinstance(output, tuple) else output)
+        expected = per_image(output[0] if isinstance(output, tuple) else output)
+        assert block.feature == pytest.approx(expected, rel=1e-6)
         old = torch.cat([p.flatten() for p in before.get_submodule(block.name).parameters()]).detach()
         new = torch.cat([p.flatten() for p in twin.get_submodule(block.name).parameters()]).detach()
         gradient = torch.cat([p.grad.flatten() for p in twin.get_submodule(block.name).parameters()])
@@ -195,12 +198,31 @@ def test_under_autocast_norms_are_taken_in_float32_of_the_features_as_they_are()
     assert joins.of(1)[1].dtype == torch.bfloat16
     for skip in reading.skips:
         joined = joins.of(skip.index)[1]
-        assert skip.feature == number(torch.linalg.vector_norm(joined.detach(), dtype=torch.float32) / math.sqrt(3))
+        feature = torch.linalg.vector_norm(joined.detach(), dtype=torch.float32) / math.sqrt(3)
+        assert skip.feature == pytest.approx(number(feature), rel=1e-6)
         gradient = torch.linalg.vector_norm(joined.grad, dtype=torch.float32)
         assert skip.gradient == pytest.approx(number(gradient), rel=1e-6)
     assert reading.robustness is not None and math.isfinite(reading.robustness.mean)
     # There was no update to compare.
     assert all(math.isnan(block.update) for block in reading.blocks)
+
+
+@pytest.mark.parametrize("size", [2, 16])
+def test_noise_is_how_far_the_norm_moves_from_one_draw_of_the_batch_to_another(size: int) -> None:
+    """Energies from a known distribution, whose mean and variance are 1: the root of a mean of n has 1/(2·sqrt(n))."""
+    energies = torch.empty(4000, size).exponential_(generator=torch.Generator().manual_seed(0))
+    tally = Tally()
+    tally.add_features("block/a/feature", energies.flatten())
+    pooled = tally.values(["block/a/feature"], Team())["block/a/feature_noise"].item()
+    assert pooled == pytest.approx(1 / (2 * math.sqrt(energies.numel())), rel=0.05)
+    by_hand = [row.std() / row.mean() / (2 * math.sqrt(size)) for row in energies[:50]]
+    found = []
+    for row in energies[:50]:
+        tally.clear()
+        tally.add_features("block/a/feature", row)
+        found.append(tally.values(["block/a/feature"], Team())["block/a/feature_noise"].item())
+    # 1e-2: the variance is a difference of sums in float32.
+    assert found == pytest.approx([number(value) for value in by_hand], rel=1e-2)
 
 
 def test_gradients_under_a_scaler_are_those_of_the_loss() -> None:
@@ -272,7 +294,7 @@ def test_copies_of_a_watched_model_are_not_watched() -> None:
         copied, stored = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
         for network in (copied, stored):
             loss_of(network, 0).backward()
-        assert monitor.watch.values == {}
+        assert monitor.watch.values() == {}
 
 
 class NoReading(TorchDispatchMode):

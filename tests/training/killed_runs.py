@@ -1,7 +1,7 @@
 """A program that trains in child processes, and kills them with SIGKILL at random moments.
 
 `python killed_runs.py '[{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1,
-"averages": true}]'`
+"averages": true, "readings": true}]'`
 
 The children are forked, because importing everything anew for each of them would take most of the time.
 """
@@ -28,6 +28,8 @@ from run_cases import free_port, make_trainer, run_tiny, tiny
 from safetensors.torch import save_file
 
 from scalelong.data import Batch
+from scalelong.stability.monitor import SkipMonitor
+from scalelong.stability.readings import storable
 from scalelong.training import read_metrics
 from scalelong.training.objective import Noised, Objective
 
@@ -69,8 +71,10 @@ def fork(plan: dict[str, Any], rank: int, port: int) -> int:
     try:
         if plan.get("averages"):
             keep_averages(plan, rank)
+        elif plan.get("readings"):
+            keep_readings(plan, rank)
         else:
-            run_tiny(Path(plan["out"]), *plan.get("overrides", []))
+            run_tiny(Path(plan["out"]), *plan.get("overrides", []), monitor=SkipMonitor)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -82,6 +86,14 @@ def keep_averages(plan: dict[str, Any], rank: int) -> None:
     trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []))
     trainer.run()
     save_file(trainer.state.ema.state_dict(), Path(plan["out"]) / f"averages-{rank}.safetensors")
+
+
+def keep_readings(plan: dict[str, Any], rank: int) -> None:
+    """Train, and write what this process's own monitor read beside the log that the first one writes."""
+    trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []), monitor=SkipMonitor)
+    trainer.run()
+    readings = [storable(reading.as_dict()) for reading in trainer.monitor.readings()]
+    (Path(plan["out"]) / f"readings-{rank}.json").write_text(json.dumps(readings), encoding="utf-8")
 
 
 def poison(batch_index: int) -> None:

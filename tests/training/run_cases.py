@@ -32,9 +32,9 @@ def run_tiny(out: Path, *overrides: str, **options: Any) -> Result:
     return train(tiny(*overrides), out, **options)
 
 
-def make_trainer(out: Path, *overrides: str) -> Trainer:
+def make_trainer(out: Path, *overrides: str, **options: Any) -> Trainer:
     config, run = tiny(*overrides), Run(out)
-    return Trainer(config, run, find_start(run, config))
+    return Trainer(config, run, find_start(run, config), **options)
 
 
 def final_tensors(out: Path) -> dict[str, Tensor]:

@@ -55,7 +55,9 @@ class LightningMonitor:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
-        self.monitor = SkipMonitor(pl_module, scaler=scaler, **self.options).start()
+        # The module as the strategy wrapped it, which says which processes train it together.
+        model = getattr(trainer, "model", None) or pl_module
+        self.monitor = SkipMonitor(model, scaler=scaler, **self.options).start()
         if self.saved is not None:
             self.monitor.load_state_dict(self.saved)
         self.monitor.seek(trainer.global_step)
@@ -84,7 +86,7 @@ class LightningMonitor:
 
 
 def tell(monitor: SkipMonitor) -> None:
-    """Log the diagnosis, at the reading that led to it."""
+    """Log the diagnosis, at the reading that led to it, in the first process."""
     found = monitor.diagnosis()
-    if found is not None and found.step == monitor.count:
+    if found is not None and found.step == monitor.count and monitor.team.rank == 0:
         logger.warning("%s", found)

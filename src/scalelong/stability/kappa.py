@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,7 +102,7 @@ class KappaAdvice:
         return replace(self, probe=probe, kappa=probe.best, reasons=(*self.reasons, verdict))
 
     def summary(self) -> dict[str, Any]:
-        """The numbers for scripts, without those of every image."""
+        """All but the numbers of single images, as JSON has it: what `scalelong kappa --json` prints."""
         norms, gain = self.norms, self.gain
         return {
             "kappa": self.kappa,
@@ -120,7 +120,7 @@ class KappaAdvice:
             "largest_kappa": gain.largest_kappa,
             "surviving": self.surviving,
             "reasons": list(self.reasons),
-            "probe": None if self.probe is None else asdict(self.probe),
+            "probe": None if self.probe is None else self.probe.summary(),
         }
 
 

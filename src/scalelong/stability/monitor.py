@@ -25,17 +25,19 @@ from ..skips.choose import Choice, choose_sites
 from ..skips.find import ExampleInputs, compiled_elsewhere, refuse_other_objects
 from ..skips.hooks import attached_hooks
 from .diagnosis import Diagnosis, Finder
-from .oscillation import oscillation_index, swing_index
+from .oscillation import beyond_noise, oscillation_index, swing_index
 from .readings import Layout, Reading, flat, storable
 from .robustness import output_change
+from .team import team_of, unwrapped
 from .updates import UpdateWatch
 from .watching import Watch
 
 KEEP = 1000
 """Readings that are kept; the older ones can only be had by writing them in time."""
 ENOUGH = 5
-"""Readings before an oscillation is judged."""
-WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+"""Readings before there is an oscillation index."""
+SURE = 8
+"""Readings before a diagnosis is made: with fewer, a single jump counts too much."""
 
 
 class SkipMonitor:
@@ -44,7 +46,8 @@ class SkipMonitor:
 
     A monitored run is the same to the bit as one without. `sites` and `example_inputs` are those of `scale_skips`, for
     models that no family knows; `scaler` is the gradient scaler of fp16, if there is one. What is read stays on the
-    device until `readings()`, `latest`, `diagnosis()` or `write()` asks for it.
+    device until `readings()`, `latest`, `diagnosis()` or `write()` asks for it. A model wrapped by DDP or FSDP is read
+    over all its processes, each of which must call `step` then.
     """
 
     def __init__(
@@ -60,13 +63,14 @@ class SkipMonitor:
     ) -> None:
         check_intervals(every, probe_every, window)
         self.every, self.probe_every, self.window = every, probe_every, window
-        self.model = unwrapped(model)
+        self.model, self.team = unwrapped(model), team_of(model)
         refuse_compiled(self.model)
         choice = choose(self.model, sites, example_inputs)
         self.network = choice.network
-        self.watch = Watch(choice.network, choice.sites, scaler)
+        self.watch = Watch(choice.network, choice.sites, scaler, self.team)
         self.updates = UpdateWatch(self.watch.blocks)
         self.layout = Layout(tuple((site.index, site.consumer) for site in choice.sites), tuple(self.watch.blocks))
+        self.features = [self.layout.series.index(name) for name in self.layout.noise]
         self.finder = Finder(self.layout)
         self.count = 0
         self.running = self.armed = self.warned = False
@@ -130,9 +134,12 @@ class SkipMonitor:
         return self.finder.found
 
     def write(self, path: str | Path) -> int:
-        """Append the readings that were not written yet to a file, one JSON object per line; how many they were."""
+        """Append the readings that were not written yet to a file, one JSON object per line; how many they were.
+
+        Of several processes, which all read the same, the first writes.
+        """
         self._fetch()
-        new = list(self.records)[len(self.records) - self.unwritten :]
+        new = list(self.records)[len(self.records) - self.unwritten :] if self.team.rank == 0 else []
         lines = [json.dumps(storable(self._reading(*record).as_dict()), allow_nan=False) for record in new]
         with Path(path).open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
@@ -159,8 +166,8 @@ class SkipMonitor:
     @torch.no_grad()
     def _take(self, number: int) -> bool:
         """Keep the numbers of the step that was watched, one vector on the device."""
-        values = {**self.watch.values, **self.updates.values}
-        if not self.watch.values:
+        values = self.watch.values() | self.updates.values
+        if not values:
             self._warn_unseen()
             return False
         if self.probe_every is not None and number % self.probe_every == 0:
@@ -174,8 +181,12 @@ class SkipMonitor:
         return True
 
     def _probe(self, number: int) -> dict[str, Tensor]:
-        changes = None if self.watch.call is None else output_change(self.network, self.watch.call, seed=number)
-        return {} if changes is None else {"robustness": changes.mean(), "robustness_max": changes.max()}
+        call, rank = self.watch.call, self.team.rank
+        changes = None if call is None else output_change(self.network, call, seed=number, rank=rank)
+        if changes is None:
+            return {}
+        (changes,) = self.team.gather([changes])
+        return {"robustness": changes.mean(), "robustness_max": changes.max()}
 
     def _fetch(self) -> None:
         """Bring what is waiting on the device, in a single transfer."""
@@ -187,16 +198,26 @@ class SkipMonitor:
             self._digest(step, row)
 
     def _digest(self, step: int, row: Tensor) -> None:
-        self.history.append(row[: len(self.layout.series)])
-        series = torch.stack(list(self.history))
-        moved, swings = oscillation_index(series), swing_index(series)
+        self.history.append(row)
+        window = torch.stack(list(self.history))
+        series = window[:, : len(self.layout.series)]
+        moved, swings = oscillation_index(series), self._swings(window)
         if len(series) < min(ENOUGH, self.window):
-            moved, swings = (torch.full_like(moved, torch.nan) for _ in range(2))
+            moved = torch.full_like(moved, torch.nan)
+        if len(series) < min(SURE, self.window):
+            swings = torch.full_like(swings, torch.nan)
         self.records.append((step, row.tolist(), moved.tolist()))
         self.unwritten = min(self.unwritten + 1, KEEP)
         numbers, oscillation = self._named(row.tolist(), moved.tolist())
         swung = dict(zip(self.layout.series, swings.tolist(), strict=True))
         self.finder.update(step, numbers, oscillation=oscillation, swings=swung, order=list(self.watch.order))
+
+    def _swings(self, window: Tensor) -> Tensor:
+        """How far each series goes back and forth; of features, beyond what the draw of the batches explains."""
+        count, features = len(self.layout.series), self.features
+        swings = swing_index(window[:, :count])
+        swings[features] = beyond_noise(swings[features], window[:, count : count + len(features)].mean(dim=0))
+        return swings
 
     def _named(self, row: list[float], moved: list[float]) -> tuple[dict[str, float], dict[str, float]]:
         return dict(zip(self.layout.names, row, strict=True)), dict(zip(self.layout.series, moved, strict=True))
@@ -219,13 +240,6 @@ def check_intervals(every: int, probe_every: int | None, window: int) -> None:
         raise ValueError(f"every must be at least 1 and window at least 2, got {every=}, {window=}")
     if probe_every is not None and (probe_every < 1 or probe_every % every):
         raise ValueError(f"probe_every must be a multiple of every={every}, or None to never probe, got {probe_every}")
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside DDP, DataParallel or FSDP."""
-    while type(model).__name__ in WRAPPERS:
-        model = model.get_submodule("module")
-    return model
 
 
 def choose(model: nn.Module, sites: Iterable[SkipSite | int] | None, example_inputs: ExampleInputs | None) -> Choice:

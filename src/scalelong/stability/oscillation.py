@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+OF_NOISE = 2 / math.sqrt(math.pi)
+"""The mean of |a − b| for two normal numbers of standard deviation 1."""
 
 
 def oscillation_index(series: Tensor) -> Tensor:
@@ -26,6 +31,18 @@ def swing_index(series: Tensor) -> Tensor:
     """
     net = (series[-1] - series[0]).abs()
     return relative(series, series.diff(dim=0).abs().sum(dim=0) - net)
+
+
+def beyond_noise(swings: Tensor, noise: Tensor) -> Tensor:
+    """The part of the swings that the draw of the batches does not explain; `noise` is a relative standard error.
+
+    Independent motions add in squares. Noise that is not known counts as none. Shape: (S,), (S,) → (S,).
+
+    >>> beyond_noise(torch.tensor([0.3, 0.1]), torch.tensor([0.1, 0.1])).tolist()
+    [0.27..., 0.0]
+    """
+    explained = OF_NOISE * noise.nan_to_num(0.0, posinf=0.0)
+    return (swings.square() - explained.square()).clamp_min(0).sqrt()
 
 
 def relative(series: Tensor, variation: Tensor) -> Tensor:

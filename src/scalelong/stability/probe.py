@@ -7,16 +7,19 @@ and is far behind at the end (12.3 against 6.7).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..training import Config, Display, Run, build_process, train
+from ..training import Config, Display, Run, RunError, build_process, find_start, train
 from ..training.conditions import conditioning_of
+from ..training.files import Files, to_json, write_whole
 from ..training.heldout import HeldOut
 from ..training.inputs import open_inputs
 from ..training.sampling import load_network
@@ -62,9 +65,23 @@ class Probe:
         """Whether the best of the last round is clearly ahead of all others in it."""
         return all(score.clearly_behind for score in self.rounds[-1][1:])
 
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        rounds = [[asdict(score) for score in scores] for scores in self.rounds]
+        return {"best": self.best, "decided": self.decided, "rounds": rounds}
+
     def rules_out(self, kappa: float) -> bool:
         """Whether a value was tried and was clearly behind in the last round that it was in."""
         return any(score.clearly_behind for scores in self.rounds for score in scores if score.kappa == kappa)
+
+
+def warnings_for(probe: Probe, warmup_steps: int) -> list[str]:
+    """Why not to trust a probe too much."""
+    last = probe.rounds[-1][0].steps
+    if last > warmup_steps:
+        return [WARNING]
+    inside = f"all {last} steps lie in the warm-up of {warmup_steps}, where little is learned: use more --probe-steps."
+    return [WARNING, inside]
 
 
 def probe_kappas(
@@ -78,12 +95,12 @@ def probe_kappas(
 ) -> Probe:
     """Train the recipe with CS for each κ, first `steps` long (a twentieth of the recipe's), and halve the field.
 
-    The runs are in folders of their own below `folder`, and a probe that was stopped goes on.
+    The runs are in folders of their own below `folder`, and a probe that was stopped, or killed, goes on.
     """
     steps = steps or max(1, config.training.steps // 20)
-    judge, rounds, alive = Judge(config), [], list(dict.fromkeys(kappas))
+    judge, rounds, alive = Judge(config, folder, display), [], list(dict.fromkeys(kappas))
     while True:
-        losses = {kappa: judge.losses(variant(config, kappa, where, steps), folder, display) for kappa in alive}
+        losses = {kappa: judge.losses(variant(config, kappa, where, steps)) for kappa in alive}
         rounds.append(tuple(score(losses, steps)))
         if len(alive) <= 2:
             return Probe(tuple(rounds))
@@ -109,21 +126,37 @@ def variant(config: Config, kappa: float, where: str, steps: int) -> Config:
 
 
 class Judge:
-    """Trains one variant after another and gives the loss of each held-out image."""
+    """Trains one variant after another and gives the loss of each held-out image, which it keeps beside the run."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, folder: Path, display: Display | None) -> None:
         inputs = open_inputs(config)
         inputs.batches.close()
         conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
         batch_size = config.training.batch_size
         self.heldout = HeldOut(inputs.heldout, process, conditioning, seed=config.seed, batch_size=batch_size)
+        self.folder, self.display = folder, display
 
-    def losses(self, config: Config, folder: Path, display: Display | None) -> Tensor:
-        """Shape: (held-out images,), float64; of the last weights, because averaged ones lag in a short run."""
-        out = folder / f"kappa-{config.scaling.kappa}"
-        if train(config, out, display=display).signal is not None:
+    def losses(self, config: Config) -> Tensor:
+        """Shape: (held-out images,), float64."""
+        kappa, steps = config.scaling.kappa, config.training.steps
+        run = Run(self.folder / f"kappa-{kappa}")
+        start, kept = find_start(run, config), run.folder / f"heldout-{steps}.json"
+        # A run goes on from round to round: what it was in an earlier one is in this file only.
+        if kept.exists():
+            return torch.tensor(json.loads(kept.read_text(encoding="utf-8")), dtype=torch.float64)
+        if start.step > steps:
+            raise RunError(f"{run.folder} is at step {start.step}, beyond {steps}: give the probe another --out")
+        if self.display is not None:
+            self.display.note(f"probe: κ = {kappa}, steps {start.step} to {steps}")
+        found = self._trained(config, run)
+        write_whole(kept, lambda path: Files().write_bytes(path, to_json(found.tolist())))
+        return found
+
+    def _trained(self, config: Config, run: Run) -> Tensor:
+        """The losses of the last weights, because averaged ones lag in a short run. Shape: (held-out images,)."""
+        if train(config, run.folder, display=self.display).signal is not None:
             raise KeyboardInterrupt
-        checkpoint = Run(out).checkpoints().latest()
+        checkpoint = run.checkpoints().latest()
         assert checkpoint is not None, "a finished run has a checkpoint"
         model = load_network(config, checkpoint, "raw")
         self.heldout.device = next(model.parameters()).device

@@ -14,6 +14,8 @@ OF_SKIP = ("feature", "gradient", "share", "coefficient")
 SPREAD = ("coefficient_std", "coefficient_low", "coefficient_median", "coefficient_high")
 OF_BLOCK = ("feature", "gradient", "update")
 """The series of a block."""
+NOISE = "feature_noise"
+"""How far `feature` moves from one draw of the batch to another with the same weights, over its size."""
 OF_MODEL = ("robustness", "robustness_max")
 
 
@@ -32,13 +34,15 @@ class Spread:
 class SkipReading:
     """One long skip as it enters the decoder: after its coefficient, if the model is scaled at the input.
 
-    `feature` is the norm of an image's skip (root mean square over the batch), `gradient` the norm of the loss's
-    gradient with respect to it, `share` its part of the squared norm of the joined features. NaN: could not be read.
+    `feature` is the norm of an image's skip (root mean square over the batch), `feature_noise` the relative standard
+    error that the draw of the batch gives it, `gradient` the norm of the loss's gradient with respect to it, `share`
+    its part of the squared norm of the joined features. NaN: could not be read.
     """
 
     index: int
     consumer: str
     feature: float
+    feature_noise: float
     gradient: float
     share: float
     coefficient: Spread | None
@@ -49,12 +53,14 @@ class SkipReading:
 
 @dataclass(frozen=True)
 class BlockReading:
-    """One block: the norm of its output for an image (root mean square over the batch), the norm of the gradient that
-    the optimiser took for its weights, and how far they moved, over their own norm. NaN: could not be read.
+    """One block: the norm of its output for an image (root mean square over the batch) and its relative standard error,
+    the norm of the gradient that the optimiser took for its weights, and how far they moved, over their own norm. NaN:
+    could not be read.
     """
 
     name: str
     feature: float
+    feature_noise: float
     gradient: float
     update: float
     oscillation: dict[str, float]
@@ -98,7 +104,14 @@ class Layout:
 
     @property
     def names(self) -> list[str]:
-        return [*self.series, *(f"skip{index}/{name}" for index, _ in self.skips for name in SPREAD), *OF_MODEL]
+        spread = [f"skip{index}/{name}" for index, _ in self.skips for name in SPREAD]
+        return [*self.series, *self.noise.values(), *spread, *OF_MODEL]
+
+    @property
+    def noise(self) -> dict[str, str]:
+        """The series of features, and the name of the noise of each."""
+        owners = [*(f"skip{index}" for index, _ in self.skips), *(f"block/{block}" for block in self.blocks)]
+        return {f"{owner}/feature": f"{owner}/{NOISE}" for owner in owners}
 
     def reading(self, step: int, numbers: Numbers, oscillation: Numbers) -> Reading:
         """The typed record of a reading's numbers and of the oscillation of its series, by name."""
@@ -108,7 +121,7 @@ class Layout:
         return Reading(step, skips, blocks, None if math.isnan(mean) else Robustness(mean, largest))
 
     def _skip(self, index: int, consumer: str, numbers: Numbers, oscillation: Numbers) -> SkipReading:
-        read = {name: numbers[f"skip{index}/{name}"] for name in (*OF_SKIP, *SPREAD)}
+        read = {name: numbers[f"skip{index}/{name}"] for name in (*OF_SKIP, NOISE, *SPREAD)}
         spread = Spread(*(read.pop(name) for name in ("coefficient", *SPREAD)))
         moved = {name: oscillation[f"skip{index}/{name}"] for name in OF_SKIP}
         return SkipReading(
@@ -120,9 +133,8 @@ class Layout:
         )
 
     def _block(self, block: str, numbers: Numbers, oscillation: Numbers) -> BlockReading:
-        read, moved = (
-            {name: source[f"block/{block}/{name}"] for name in OF_BLOCK} for source in (numbers, oscillation)
-        )
+        read = {name: numbers[f"block/{block}/{name}"] for name in (*OF_BLOCK, NOISE)}
+        moved = {name: oscillation[f"block/{block}/{name}"] for name in OF_BLOCK}
         return BlockReading(name=block, **read, oscillation=moved)
 
 

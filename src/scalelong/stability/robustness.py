@@ -16,17 +16,18 @@ SIZE = 0.1
 
 
 @torch.no_grad()
-def output_change(network: nn.Module, call: Call, *, seed: int = 0) -> Tensor | None:
+def output_change(network: nn.Module, call: Call, *, seed: int = 0, rank: int = 0) -> Tensor | None:
     """The change of each image's output per unit of change of its input, on the inputs of a call. Shape: (B,), float32.
 
-    δ is Gaussian with a tenth of the image's norm, a function of `seed`. The network runs twice in evaluation mode;
+    δ is Gaussian with a tenth of the image's norm, a function of `seed` and of the image's place in the batch, of which
+    each process has a part of its own, in the order of the ranks. The network runs twice in evaluation mode;
     its modes and buffers and all random states are left as they were. None if the call shows no image.
     """
     position = input_of(network, call)
     if position is None:
         return None
     x = call.args[position] if isinstance(position, int) else call.kwargs[position]
-    disturbance = disturbance_of(x, seed)
+    disturbance = disturbance_of(x, seed, first=rank * len(x))
     with undisturbed(network), autocast(x.device.type, call.autocast):
         calm = next(tensors_in(network(*call.args, **call.kwargs)), None)
         args, kwargs = with_argument(call.args, call.kwargs, position, x + disturbance)
@@ -42,10 +43,14 @@ def input_of(network: nn.Module, call: Call) -> int | str | None:
     return key if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1 else None
 
 
-def disturbance_of(x: Tensor, seed: int) -> Tensor:
-    """Gaussian noise with `SIZE` times the norm of each image. Shape: (B, …) → (B, …)."""
-    generator = torch.Generator(x.device).manual_seed(seed)
-    noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=torch.float32)
+def disturbance_of(x: Tensor, seed: int, *, first: int = 0) -> Tensor:
+    """Gaussian noise with `SIZE` times the norm of each image, the `first` of which counts. Shape: (B, …) → (B, …)."""
+    generator = torch.Generator(x.device)
+    rows = [
+        torch.randn(x.shape[1:], generator=generator.manual_seed((seed << 32) + row), device=x.device)
+        for row in range(first, first + len(x))
+    ]
+    noise = torch.stack(rows)
     size = SIZE * per_image(x) / per_image(noise)
     return (noise * size.view(-1, *[1] * (x.ndim - 1))).to(x.dtype)
 

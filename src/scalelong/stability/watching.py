@@ -1,11 +1,10 @@
-"""The hooks that read a training step: features, gradients and coefficients, as numbers that stay on the device.
+"""The hooks that read a training step: features, gradients and coefficients, as sums that stay on the device.
 
 They are attached for the steps that are read and for no others, and change no number of the step.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,9 +16,11 @@ from torch import Tensor, nn
 from ..skips import Argument, Channels, SkipSite
 from ..skips.apply import NAME, scaled_networks
 from ..skips.hooks import forward_parameters
+from .tally import Tally
+from .team import Team
 
-QUANTILES = (0.05, 0.5, 0.95)
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+ALONE = Team()
 
 
 def blocks_of(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
@@ -69,12 +70,14 @@ def inert() -> Callable[..., None]:
 
 
 class Watch:
-    """Reads the steps during which it is attached; `values` holds the numbers of the last pass, by name."""
+    """Reads the steps during which it is attached, all passes of one that is trained in parts, into a tally."""
 
-    def __init__(self, network: nn.Module, sites: Sequence[SkipSite], scaler: Any = None) -> None:
-        self.network, self.sites, self.scaler = network, sites, scaler
+    def __init__(self, network: nn.Module, sites: Sequence[SkipSite], scaler: Any = None, team: Team = ALONE) -> None:
+        self.network, self.sites, self.scaler, self.team = network, sites, scaler, team
         self.blocks = blocks_of(network)
-        self.values: dict[str, Tensor] = {}
+        of_skips = [f"skip{site.index}/{name}" for site in sites for name in ("feature", "gradient", "share")]
+        self.names = [*of_skips, *(f"block/{name}/feature" for name in self.blocks)]
+        self.tally = Tally()
         self.order: dict[str, None] = {}
         """The blocks in the order in which they ended."""
         self.call: Call | None = None
@@ -99,7 +102,12 @@ class Watch:
 
     def detach(self) -> None:
         self.handles.close()
-        self.values, self.call = {}, None
+        self.tally.clear()
+        self.call = None
+
+    def values(self) -> dict[str, Tensor]:
+        """What was read since it was attached, over the whole batch; nothing if there was no pass."""
+        return self.tally.values(self.names, self.team) if self.tally.sums else {}
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         device = next(module.parameters()).device.type
@@ -112,17 +120,13 @@ class Watch:
             features = next(tensors_in(output), None)
             if features is not None:
                 self.order.setdefault(name)
-                self.values[f"block/{name}/feature"] = size_per_image(features)
+                self._note_feature(f"block/{name}/feature", features)
 
         return hook
 
     def _read_coefficient(self, module: nn.Module, args: tuple[Any, ...], output: Tensor | float) -> None:
         values = torch.as_tensor(output, device=args[1].device).detach().float().flatten()
-        levels = torch.quantile(values, values.new_tensor(QUANTILES))
-        self.values[f"skip{args[0]}/coefficient"] = values.mean()
-        self.values[f"skip{args[0]}/coefficient_std"] = values.std(correction=0)
-        for name, level in zip(("low", "median", "high"), levels.unbind(), strict=True):
-            self.values[f"skip{args[0]}/coefficient_{name}"] = level
+        self.tally.add_coefficients(args[0], values)
 
     def _read_skip(self, site: SkipSite, parameters: list[str]) -> Callable[..., Any]:
         entry = site.entry
@@ -136,7 +140,7 @@ class Watch:
         return hook
 
     def _read_channels(self, site: SkipSite, entry: Channels, joined: Tensor) -> None:
-        self._note_skip(site, part(joined, entry))
+        self._note_feature(f"skip{site.index}/feature", part(joined, entry))
         self._note_share(site, part(joined, entry), joined)
         if joined.requires_grad:
             joined.register_hook(lambda gradient: self._note_gradient(site, part(gradient, entry)))
@@ -150,7 +154,7 @@ class Watch:
         skip = given if entry.item is None or given is None else given[entry.item]
         if not isinstance(skip, Tensor):
             return None
-        self._note_skip(site, skip)
+        self._note_feature(f"skip{site.index}/feature", skip)
         trunk = args[0] if args else kwargs.get(parameters[0])
         if not site.readers and entry.item in (None, -1) and isinstance(trunk, Tensor):
             self._note_share(site, skip, trunk, skip)
@@ -167,15 +171,17 @@ class Watch:
 
         return hook
 
-    def _note_skip(self, site: SkipSite, skip: Tensor) -> None:
-        self.values[f"skip{site.index}/feature"] = size_per_image(skip)
+    def _note_feature(self, name: str, features: Tensor) -> None:
+        self.tally.add_features(name, energies(features))
 
     def _note_share(self, site: SkipSite, skip: Tensor, *joined: Tensor) -> None:
-        total = torch.stack([norm(features).square() for features in joined]).sum()
-        self.values[f"skip{site.index}/share"] = norm(skip).square() / total
+        total = torch.stack([energy(features) for features in joined]).sum()
+        self.tally.add(f"skip{site.index}/share", energy(skip), total)
 
     def _note_gradient(self, site: SkipSite, gradient: Tensor) -> None:
-        self.values[f"skip{site.index}/gradient"] = norm(gradient) / self.loss_scale
+        # Each process has the loss of its own images, and the gradient is that of the mean of these losses.
+        own = norm(gradient) / (self.loss_scale * self.team.size)
+        self.tally.add(f"skip{site.index}/gradient", own.square())
 
 
 def norm(tensor: Tensor) -> Tensor:
@@ -183,9 +189,17 @@ def norm(tensor: Tensor) -> Tensor:
     return torch.linalg.vector_norm(tensor.detach(), dtype=torch.float32)
 
 
-def size_per_image(features: Tensor) -> Tensor:
-    """The root mean square, over the batch, of the norm of one image's features. Shape: (B, …) → ()."""
-    return norm(features) / math.sqrt(max(len(features), 1) if features.ndim else 1)
+def energy(tensor: Tensor) -> Tensor:
+    """The squared 2-norm. Shape: ()."""
+    return norm(tensor).square()
+
+
+def energies(features: Tensor) -> Tensor:
+    """The squared 2-norm of each image's features. Shape: (B, …) → (B,), float32."""
+    if features.ndim < 2:
+        return features.detach().float().square().reshape(-1)
+    dims = tuple(range(1, features.ndim))
+    return torch.linalg.vector_norm(features.detach(), dim=dims, dtype=torch.float32).square()
 
 
 def part(joined: Tensor, channels: Channels) -> Tensor:

@@ -141,7 +141,7 @@ class Trainer:
         every = self.config.training.monitor_every
         if make is None or every is None:
             return None
-        return make(self.network, every=every, probe_every=10 * every, scaler=self.accelerator.scaler)
+        return make(self.model, every=every, probe_every=10 * every, scaler=self.accelerator.scaler)
 
     def run(self) -> Result:
         """Train to the end, or until a signal comes; returns how far it came."""

@@ -1,0 +1,65 @@
+"""What the monitor reads is of the whole batch, whoever computes it: one process, two, shards, or accumulated parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_cases import assert_same_run, in_processes, lasting_metrics
+
+WATCHED = ["training.monitor_every=1", "training.steps=10", "scaling.method=ls"]
+SHARDED = [*WATCHED, "training.parallel=fsdp"]
+PARTS = [*WATCHED, "training.grad_accumulation=2"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same recipe by `one` process, by two (`ddp`, `fsdp`), killed on the way (`…-killed`), and in `parts`."""
+    folder = tmp_path_factory.mktemp("watched")
+    two = {"ddp": WATCHED, "fsdp": SHARDED}
+    whole = [{"out": folder / name, "processes": 2, "overrides": sets, "readings": True} for name, sets in two.items()]
+    killed = [
+        {"out": folder / f"{name}-killed", "processes": 2, "overrides": sets, "kills": 1, "seed": 2}
+        for name, sets in two.items()
+    ]
+    in_processes(
+        {"out": folder / "one", "overrides": WATCHED},
+        {"out": folder / "parts", "processes": 2, "overrides": PARTS},
+        *whole,
+        *killed,
+    )
+    return folder
+
+
+def readings(run: Path) -> list[dict[str, Any]]:
+    return [line for line in lasting_metrics(run) if "skip1/feature" in line]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_read_what_one_reads(runs: Path, kind: str) -> None:
+    alone, together = readings(runs / "one"), readings(runs / kind)
+    assert [line["step"] for line in together] == list(range(1, 11))
+    assert "robustness_max" in together[-1] and "skip1/coefficient_low" in together[0]
+    for one, two in zip(alone, together, strict=True):
+        # 1e-5: sums in another order, and what ten steps of Adam make of that.
+        assert two == pytest.approx(one, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_every_process_reads_the_same_to_the_bit_and_one_writes(runs: Path, kind: str) -> None:
+    first, second = ((runs / kind / f"readings-{rank}.json").read_text() for rank in range(2))
+    assert first == second
+    assert len(readings(runs / kind)) == 10
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_watched_run_that_was_killed_goes_on_with_its_windows(runs: Path, kind: str) -> None:
+    assert_same_run(runs / f"{kind}-killed", runs / kind)
+
+
+def test_accumulated_parts_are_read_as_one_batch(runs: Path) -> None:
+    # The probe is of the last part, which is all of the batch that is still there.
+    wanted = [{key: value for key, value in line.items() if "robust" not in key} for line in readings(runs / "one")]
+    for one, parts in zip(wanted, readings(runs / "parts"), strict=True):
+        assert {key: parts[key] for key in one} == pytest.approx(one, rel=1e-5, abs=1e-7)

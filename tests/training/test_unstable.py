@@ -1,0 +1,65 @@
+"""A deep U-ViT with a rate that is far too high and no clipping: the run says which block and which skip oscillated."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_cases import lasting_metrics, losses
+from typer.testing import CliRunner
+
+from scalelong.cli.commands import app
+
+DEEP = (
+    *("model.depth=12", "model.embed_dim=32", "model.num_heads=2", "data.heldout_count=10", "seed=1"),
+    *("diffusion.prediction=epsilon", "scaling.method=none", "scaling.kappa=null", "optim.clip_norm=null"),
+    *("training.batch_size=16", "training.steps=32", "training.log_every=1", "training.eval_every=null"),
+    *("training.sample_every=null", "training.monitor_every=1", "optim.warmup_steps=8"),
+)
+SENTENCE = re.compile(
+    r"from step \d+ on training oscillates, first in (\S+), whose features swing by \d+% of their norm from one "
+    r"reading to the next(, up to \d+% in \S+)?; .*skip (\d) \(into \S+\) swings most, by \d+%\."
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    losses: list[float]
+    events: list[dict[str, Any]]
+    said: list[str]
+    """The lines of the console that speak of an oscillation."""
+
+
+def train(out: Path, rate: float) -> Trained:
+    """`scalelong train digits --set …`, as a user runs it."""
+    sets = [part for override in (*DEEP, f"optim.lr={rate}") for part in ("--set", override)]
+    result = CliRunner().invoke(app, ["train", "digits", *sets, "--out", str(out)], prog_name="scalelong")
+    assert result.exit_code == 0, result.output
+    events = [line for line in lasting_metrics(out) if line.get("event") == "oscillation"]
+    return Trained(losses(out), events, [line for line in result.stdout.splitlines() if "oscillates" in line])
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return train(tmp_path_factory.mktemp("healthy") / "run", 2e-3)
+
+
+def test_a_healthy_run_is_told_of_no_oscillation(healthy: Trained) -> None:
+    assert healthy.losses[-1] < 0.85 * healthy.losses[0]
+    assert healthy.events == [] and healthy.said == []
+
+
+def test_a_rate_too_high_is_told_in_one_sentence_on_the_console_and_in_the_log(
+    healthy: Trained, tmp_path: Path
+) -> None:
+    wild = train(tmp_path / "run", 0.1)
+    # Predicting nothing at all has a loss of 1.
+    assert sum(wild.losses[-8:]) / 8 > 0.9 > 1.1 * sum(healthy.losses[-8:]) / 8
+    (event,) = wild.events
+    match = SENTENCE.fullmatch(event["message"])
+    assert match is not None, event["message"]
+    assert (match[1], int(match[3])) == (event["block"], event["skip"])
+    assert wild.said == [event["message"]]
