@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "scalelong"
 
 OPTIONAL = {
     *("accelerate", "datasets", "diffusers", "transformers", "torchmetrics", "safetensors", "scipy", "sklearn"),
-    *("matplotlib", "plotly", "jinja2", "typer", "rich", "pydantic", "yaml", "tensorboard", "timm", "einops"),
+    *("matplotlib", "jinja2", "typer", "rich", "pydantic", "yaml", "tensorboard", "timm", "einops"),
 }
 
 BASE = {"skips", "models", "diffusion", "data"}
@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": BASE | {"files"},
     "evaluation": BASE | {"training"},
     "stability": BASE | {"training"},
-    "report": set(),
+    "report": {"files"},
     "cli": EVERYTHING,
     "__main__": {"cli"},
     "__init__": EVERYTHING,
