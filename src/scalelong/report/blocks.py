@@ -68,6 +68,8 @@ class Chart:
     log_x: bool = False
     linear: bool = False
     """Begin with a linear axis, however far apart the values are."""
+    half: bool = False
+    """Whether two of these may stand beside each other."""
 
     @property
     def empty(self) -> bool:
@@ -106,6 +108,7 @@ class Intervals:
     reference: float | None = None
     """Where a line is drawn: what no difference would be."""
     log: bool = False
+    half: bool = False
 
     @property
     def empty(self) -> bool:
@@ -130,6 +133,7 @@ class Facts:
     kind: ClassVar[str] = "facts"
     title: str
     rows: Sequence[tuple[str, str]]
+    half: bool = True
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ class Text:
     kind: ClassVar[str] = "text"
     lines: Sequence[str]
     tone: str = ""
-    """"": plain, "note": small, "warning": marked, "empty": in the place of something that is not there."""
+    """"": plain, "note": small, "warning": marked, "list": a first line and points under it, "empty": in the place of
+    something that is not there."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,17 @@ class Section:
     key: str
     title: str
     blocks: Sequence[Block]
+
+    def rows(self) -> list[list[Block]]:
+        """The blocks in rows of one, or of two that are made to stand beside each other."""
+        rows: list[list[Block]] = []
+        for block in self.blocks:
+            beside = getattr(block, "half", False)
+            if beside and rows and len(rows[-1]) == 1 and getattr(rows[-1][0], "half", False):
+                rows[-1].append(block)
+            else:
+                rows.append([block])
+        return rows
 
 
 @dataclass(frozen=True)

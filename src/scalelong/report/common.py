@@ -37,7 +37,9 @@ def warnings_section(key: str, unusual: Sequence[tuple[str, Sequence[str]]], not
     if rows:
         blocks.append(Table("What happened", ("run", "event"), rows, folded=len(rows) > 8))
     nothing = "Nothing unusual: no spikes, skipped steps, rollbacks or diverged runs, and all files could be read."
-    return Section(f"{key}-warnings", "Warnings", blocks or [Text([nothing], "empty")])
+    count = len(set(notes)) + len(rows)
+    title = f"Warnings ({count})" if count else "Warnings"
+    return Section(f"{key}-warnings", title, blocks or [Text([nothing], "empty")])
 
 
 def advice_blocks(kappa: Mapping[str, Any], folder: Path) -> list[Block]:
@@ -52,15 +54,15 @@ def advice_blocks(kappa: Mapping[str, Any], folder: Path) -> list[Block]:
     where = as_text(kappa.get("where"), "input")
     headline = f"κ = {show(value)} for CS, from a band of {show(low, 3)} to {show(high, 3)}"
     reasons = [as_text(reason) for reason in as_list(kappa.get("reasons"))]
-    lines = [f"{headline}{', scaled after the norm' if where == 'after-norm' else ''}."]
-    return [Text(lines), Text([reason for reason in reasons if reason], "list"), *advice_facts(kappa)]
+    first = f"{headline}{', scaled after the norm' if where == 'after-norm' else ''}."
+    return [Text([first, *(reason for reason in reasons if reason)], "list"), *advice_facts(kappa)]
 
 
 def advice_facts(kappa: Mapping[str, Any]) -> list[Block]:
     sums = " to ".join(show(end, 3) for end in as_list(kappa.get("sum_of_squares")))
     rows = [
         ("long skips N", show(kappa.get("num_skips"))),
-        ("Σκ_i² aimed at", sums or NOTHING),
+        ("Σκᵢ² aimed at", sums or NOTHING),
         ("block gain M₀", show(kappa.get("block_gain"), 3)),
         ("images measured", show(kappa.get("images"))),
     ]
@@ -97,8 +99,17 @@ def environment_facts(start: Mapping[str, Any]) -> Facts:
     rows = [("versions", ", ".join(named) or NOTHING)]
     for key in ("commit", "platform", "device", "processes", "threads", "workers", "precision", "started"):
         if start.get(key) is not None:
-            rows.append((key, as_text(start[key], NOTHING)))
+            rows.append((key, moment(start[key]) if key == "started" else as_text(start[key], NOTHING)))
     return Facts("Where it ran", rows)
+
+
+def moment(value: Any) -> str:
+    """
+    >>> moment("2026-11-16T16:00:05+00:00"), moment(None)
+    ('2026-11-16 16:00 UTC', '–')
+    """
+    text = as_text(value, NOTHING)
+    return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
 
 
 def settings_table(runs: Sequence[RunFolder]) -> Table:

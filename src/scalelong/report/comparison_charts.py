@@ -32,9 +32,10 @@ def curves(key: str, comparison: Comparison, folders: Folders) -> list[Block]:
     losses = by_setting(comparison, lambda arm: curve_series(arm, "loss_curve"))
     fds = by_setting(comparison, lambda arm: curve_series(arm, "fd_curve"))
     note, name = "Averaged weights (EMA). Shaded: 95 % interval of the mean over seeds.", comparison.fd_name
+    lower = f"Lower is better. {note}"
     charts = [
         Chart(f"{key}-heldout", "Held-out loss", "step", "held-out loss", losses, note, "curves.csv"),
-        Chart(f"{key}-fd", f"{name} of samples", "step", name, fds, f"Lower is better. {note}", "curves.csv"),
+        Chart(f"{key}-fd", f"{name} of samples", "step", name, fds, lower, "curves.csv", half=True),
         training_chart(f"{key}-train", comparison, folders),
     ]
     shown = [chart for chart in charts if not chart.empty]
@@ -52,7 +53,9 @@ def training_chart(key: str, comparison: Comparison, folders: Folders) -> Chart:
         return Series(arm.label, arm.style, members=lines, ended="diverged" if lost else "")
 
     title, note = "Training loss of every run", "One line per run: the mean loss of the steps since the last point."
-    return Chart(key, title, "step", "training loss", by_setting(comparison, series), note, "runs/*/*/metrics.jsonl")
+    return Chart(
+        key, title, "step", "training loss", by_setting(comparison, series), note, "runs/*/*/metrics.jsonl", half=True
+    )
 
 
 def oscillation(key: str, comparison: Comparison) -> list[Block]:
@@ -60,11 +63,11 @@ def oscillation(key: str, comparison: Comparison) -> list[Block]:
     for name in ("feature", "gradient"):
         views = by_setting(comparison, lambda arm, name=name: oscillation_series(arm, name))
         title, y = f"Oscillation of {name}s", "oscillation index"
-        made.append(Chart(f"{key}-osc-{name}", title, "step", y, views, OSCILLATION, "results.json"))
+        made.append(Chart(f"{key}-osc-{name}", title, "step", y, views, OSCILLATION, "results.json", half=True))
     for name in ("feature", "gradient"):
         rows = [oscillation_row(comparison, arm, name) for arm in comparison.arms]
         title, note = f"Oscillation of {name}s over the whole run", "Mean over seeds and its 95 % interval."
-        made.append(Intervals(f"{key}-osc-mean-{name}", title, "oscillation index", rows, note))
+        made.append(Intervals(f"{key}-osc-mean-{name}", title, "oscillation index", rows, note, half=True))
     shown: list[Block] = [one for one in made if not one.empty]
     return shown or [Text(["The skips were not watched in these runs."], "empty")]
 
@@ -93,7 +96,7 @@ def coefficients(key: str, comparison: Comparison) -> list[Block]:
     views = [replace(view, area=cs_area(comparison.kappa, count)) for view in views]
     title, x = "Coefficient of each skip (Fig. 7)", "skip, 1 = outermost"
     note = "At the end of training; for learned methods the mean over seeds and its 95 % interval."
-    return [Chart(f"{key}-coef", title, x, "κ_i", views, note, "results.json", linear=True)]
+    return [Chart(f"{key}-coef", title, x, "κᵢ", views, note, "results.json", linear=True)]
 
 
 def noise(key: str, comparison: Comparison) -> list[Block]:

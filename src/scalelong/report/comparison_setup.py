@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .blocks import Block, Command, Facts, Gallery, Table, Text
-from .common import advice_blocks, environment_facts, run_facts, settings_table
+from .common import advice_blocks, environment_facts, moment, run_facts, settings_table
 from .comparison import Comparison, Folders
 from .numbers import NOTHING, duration, show
 from .pictures import Album
@@ -45,8 +45,8 @@ def advice(comparison: Comparison, folders: Folders) -> list[Block]:
 
 def setup(comparison: Comparison, folders: Folders) -> list[Block]:
     command, first = as_text(comparison.content.get("command")), folders[0][2] if folders else None
-    blocks: list[Block] = [comparison_facts(comparison)]
-    blocks += [Command("To do it again", command)] if command else []
+    blocks: list[Block] = [Command("To do it again", command)] if command else []
+    blocks.append(comparison_facts(comparison))
     blocks += [replace(run_facts(first), title=f"Its first run: {first.label}")] if first else []
     blocks += [environment(comparison, folders), runs_table(comparison)]
     return [*blocks, *([settings_table([first])] if first else [])]
@@ -61,8 +61,8 @@ def comparison_facts(comparison: Comparison) -> Facts:
         ("seeds", ", ".join(map(str, comparison.seeds)) or NOTHING),
         ("steps", show(content.get("steps"))),
         ("baseline", comparison.baseline),
-        ("created", as_text(content.get("created"), NOTHING)),
-        ("updated", as_text(content.get("updated"), NOTHING)),
+        ("created", moment(content.get("created"))),
+        ("updated", moment(content.get("updated"))),
         ("time of all runs", duration(sum(seconds)) if seconds else NOTHING),
     ]
     return Facts("The comparison", rows)

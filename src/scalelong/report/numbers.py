@@ -40,14 +40,26 @@ def minus(text: str) -> str:
 def show_estimate(estimate: Estimate, digits: int = 4, unit: str = "") -> str:
     """
     >>> show_estimate(Estimate(1.42, 1.2, 1.7), unit="×")
-    '1.42× (1.2 – 1.7)'
+    '1.42× (1.20 – 1.70)'
     """
+    numbers = [estimate.value, estimate.low, estimate.high]
     if estimate.value is None:
         return NOTHING
-    value = f"{show(estimate.value, digits)}{unit}"
-    if estimate.low is None and estimate.high is None:
-        return value
-    return f"{value} ({show(estimate.low, digits)} – {show(estimate.high, digits)})"
+    value, low, high = alike(numbers, digits)
+    return f"{value}{unit}" if numbers[1:] == [None, None] else f"{value}{unit} ({low} – {high})"
+
+
+def alike(numbers: Sequence[float | None], digits: int) -> list[str]:
+    """With as many decimals as the largest of them needs for its digits.
+
+    >>> alike([1.05, 0.9237, 12.5, None], 3)
+    ['1.1', '0.9', '12.5', '–']
+    """
+    largest = max((abs(x) for x in numbers if x is not None and math.isfinite(x)), default=0.0)
+    if not 1e-4 <= largest < 1e4:
+        return [show(x, digits) for x in numbers]
+    decimals = max(0, digits - 1 - math.floor(math.log10(largest)))
+    return [minus(f"{x:.{decimals}f}") if x is not None and math.isfinite(x) else show(x, digits) for x in numbers]
 
 
 def plural(count: int, noun: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .blocks import Block, Chart, Command, Gallery, Part, Section, Series, Table, Text, View
@@ -113,19 +114,20 @@ def run_chart(
 
 def chart(key: str, title: str, y: str, series: Sequence[Series], note: str = "") -> Chart:
     """A number over the steps of training."""
-    return Chart(key, title, "step", y, [View("", series)], note, "metrics.jsonl")
+    return Chart(key, title, "step", y, [View("", series)], note, "metrics.jsonl", half=True)
 
 
 def heldout_chart(key: str, runs: Sequence[RunFolder]) -> Chart:
     name, title, y = f"{key}-heldout", "Held-out loss", "held-out loss"
     if len(runs) > 1:
         note = "Averaged weights (EMA), on the same held-out images at every step."
-        return run_chart(name, title, y, runs, lambda run: run.series("heldout_loss_ema"), note)
+        made = run_chart(name, title, y, runs, lambda run: run.series("heldout_loss_ema"), note)
+        return replace(made, half=False)
     run = runs[0]
     ended = "diverged" if run.state == "diverged" else ""
     pairs = (("averaged weights (EMA)", 1, "heldout_loss_ema"), ("weights of the step itself", 2, "heldout_loss"))
     series = [Series(label, style, run.series(column), ended=ended) for label, style, column in pairs]
-    return chart(name, title, y, series)
+    return replace(chart(name, title, y, series), half=False)
 
 
 def evaluation_charts(key: str, runs: Sequence[RunFolder]) -> list[Chart]:
@@ -141,7 +143,7 @@ def evaluation_charts(key: str, runs: Sequence[RunFolder]) -> list[Chart]:
             for style, run in enumerate(runs)
         ]
         note = f"{describe_facts(as_dict(latest.get('facts')))}; 95 % intervals over images."
-        made = Chart(f"{key}-{slug(name)}", name, "step", name, [View("", series)], note, "evaluation.json")
+        made = Chart(f"{key}-{slug(name)}", name, "step", name, [View("", series)], note, "evaluation.json", half=True)
         charts.append(made)
     return charts
 
@@ -243,7 +245,7 @@ def coefficients(key: str, runs: Sequence[RunFolder]) -> list[Block]:
     note = "At the last reading; the shaded range around a line is its 5 to 95 % quantile over the batch."
     view = View("", series, cs_area(runs[0].kappa, count))
     title = "Coefficient of each skip (Fig. 7)"
-    return [Chart(f"{key}-coef", title, "skip, 1 = outermost", "κ_i", [view], note, "metrics.jsonl", linear=True)]
+    return [Chart(f"{key}-coef", title, "skip, 1 = outermost", "κᵢ", [view], note, "metrics.jsonl", linear=True)]
 
 
 def coefficient_series(run: RunFolder, style: int) -> Series:

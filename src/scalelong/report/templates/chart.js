@@ -36,6 +36,12 @@
     if (size >= 1e4) return `${Number((value / 1e3).toPrecision(3))}k`;
     return size !== 0 && size < 1e-3 ? value.toExponential().replace(/(\.\d{2})\d+/, "$1") : show(Number(value.toPrecision(6)));
   };
+  // All labels of an axis with as many decimals as the finest of them.
+  const labels = (ticks) => {
+    const plain = ticks.every((tick) => tick === 0 || (Math.abs(tick) >= 1e-3 && Math.abs(tick) < 1e4));
+    const decimals = Math.max(0, ...ticks.map((tick) => (String(Number(tick.toPrecision(6))).split(".")[1] || "").length));
+    return plain && decimals <= 4 ? ticks.map((tick) => tick.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }).replace("-", "−")) : ticks.map(brief);
+  };
   const remember = (key, value) => { try { sessionStorage.setItem(key, value); } catch { /* a private window has none */ } };
   const recall = (key) => { try { return sessionStorage.getItem(key); } catch { return null; } };
 
@@ -88,7 +94,7 @@
 
     build() {
       const plot = this.figure.querySelector(".plot");
-      this.controls = make("div", { class: "controls" }, plot);
+      this.controls = make("div", { class: "controls" }, this.figure.querySelector("figcaption"));
       this.buildControls();
       this.canvas = make("div", { class: "canvas" }, plot);
       this.svg = draw("svg", { role: "img", "aria-label": `${this.spec.title}: ${this.summary()}`, focusable: "false" }, this.canvas);
@@ -160,6 +166,9 @@
     buildLegend() {
       const focused = this.legend.contains(document.activeElement) ? document.activeElement.dataset.name : null;
       this.legend.replaceChildren();
+      const { area } = this.spec.views[this.view];
+      // One series by itself needs neither a name nor a switch; its title has both.
+      this.legend.hidden = this.all.length === 1 && !area && !this.all[0].ended;
       for (const series of this.all) {
         const item = make("li", {}, this.legend);
         const button = make("button", { type: "button", class: `s${series.style}`, "aria-pressed": !this.off.has(series.name) }, item);
@@ -171,7 +180,6 @@
         button.addEventListener("click", () => this.toggle(series.name));
         if (focused === series.name) button.focus();
       }
-      const { area } = this.spec.views[this.view];
       if (area) {
         const item = make("li", { class: "area" }, this.legend);
         const key = draw("svg", { viewBox: "0 0 26 12", width: 26, height: 12, "aria-hidden": "true" }, item);
@@ -247,16 +255,17 @@
 
     drawAxes({ x, y }) {
       const yTicks = (this.log ? logTicks : linearTicks)(y[0], y[1], this.height / 60);
-      const wide = Math.max(...yTicks.map((tick) => brief(tick).length), 1);
+      const names = labels(yTicks);
+      const wide = Math.max(...names.map((name) => name.length), 1);
       const box = { left: 12 + wide * 7.2, right: 14, top: 26, bottom: 44 };
       this.box = box;
       this.toX = scale(x[0], x[1], box.left + 6, this.width - box.right - 6, this.spec.logX);
       this.toY = scale(y[0], y[1], this.height - box.bottom, box.top, this.log);
-      for (const tick of yTicks) {
+      yTicks.forEach((tick, place) => {
         const at = this.toY(tick);
         draw("line", { class: "grid", x1: box.left, x2: this.width - box.right, y1: at, y2: at }, this.svg);
-        draw("text", { x: box.left - 7, y: at + 4, "text-anchor": "end" }, this.svg, brief(tick));
-      }
+        draw("text", { x: box.left - 7, y: at + 4, "text-anchor": "end" }, this.svg, names[place]);
+      });
       const bottom = this.height - box.bottom;
       draw("line", { class: "base", x1: box.left, x2: this.width - box.right, y1: bottom, y2: bottom }, this.svg);
       for (const tick of this.xTicks(x)) {
