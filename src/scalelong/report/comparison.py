@@ -83,9 +83,16 @@ class Comparison:
         names = (as_text(as_dict(arm.content.get("fd_curve")).get("name")) for arm in self.arms)
         return next((name for name in names if name), "FD")
 
+    def setting_name(self, setting: str) -> str:
+        """What tells a setting from the others: empty where there is one only."""
+        parts = [set(one.split(", ")) for one in self.settings]
+        shared = set.intersection(*parts) if parts else set()
+        return ", ".join(part for part in setting.split(", ") if part not in shared)
+
     def name_of(self, arm: Arm) -> str:
         """The arm's label, with its setting where there are several."""
-        return f"{arm.label}, {arm.setting}" if len(self.settings) > 1 and arm.setting else arm.label
+        setting = self.setting_name(arm.setting)
+        return f"{arm.label}, {setting}" if setting else arm.label
 
     def arm(self, key: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.key == key), None)

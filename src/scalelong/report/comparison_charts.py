@@ -24,7 +24,7 @@ def by_setting(comparison: Comparison, make: Callable[[Arm], Series]) -> list[Vi
     for setting in comparison.settings:
         series = [make(arm) for arm in comparison.arms if arm.setting == setting]
         known = [one for one in series if not one.empty]
-        views += [View(setting, known)] if known else []
+        views += [View(comparison.setting_name(setting), known)] if known else []
     return views
 
 

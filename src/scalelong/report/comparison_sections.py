@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from .blocks import Block, Interval, Intervals, Part, Section, Table, Text
@@ -10,7 +11,7 @@ from .common import warnings_section
 from .comparison import Arm, ArmRun, Comparison, run_folders
 from .comparison_charts import coefficients, curves, noise, oscillation, rates
 from .comparison_setup import advice, samples, setup
-from .numbers import NOTHING, listed, plural, show, show_estimate
+from .numbers import NOTHING, TO, listed, plural, show, show_estimate
 from .pictures import Album
 from .read import Estimate, Notes, as_dict, as_dicts, as_list, as_text, finite, number, whole
 from .runs import event_lines
@@ -78,9 +79,12 @@ def headline(key: str, comparison: Comparison) -> list[Block]:
     blocks: list[Block] = []
     if comparison.running:
         blocks.append(Text(["Not all runs have ended: intervals will change."], "warning"))
-    for place, setting in enumerate(dict.fromkeys(as_text(one.get("setting")) for one in found)):
+    settings = list(dict.fromkeys(as_text(one.get("setting")) for one in found))
+    for place, setting in enumerate(settings):
         here = [one for one in found if as_text(one.get("setting")) == setting]
-        blocks.append(speedups(f"{key}-speedup-{place}", setting, here, comparison))
+        plot = speedups(f"{key}-speedup-{place}", comparison.setting_name(setting), here, comparison)
+        # Said once is enough where there are many settings.
+        blocks.append(replace(plot, half=len(settings) > 1, note=plot.note if place == 0 else ""))
     if not found:
         blocks.append(
             Text(["No comparison could be made yet: it takes finished runs of the baseline and of a method."], "empty")
@@ -93,13 +97,11 @@ def speedups(key: str, setting: str, found: Sequence[dict[str, Any]], comparison
     rows = [speedup_row(one, comparison) for one in found]
     base = comparison.arm(as_text(found[0].get("baseline"))) if found else None
     name = base.label if base else comparison.baseline
-    heading = "Speed-up to the baseline's final quality"
     note = (
-        f"Steps that {name} took over those of the method; 1 = no faster, and an interval that holds 1 shows no "
-        "difference. 95 % intervals over pairs of runs with the same seed."
+        f"To the final quality of {name}: its steps over those of the method. 1 = no faster, and an interval that "
+        "holds 1 shows no difference. 95 % intervals over pairs of runs with the same seed."
     )
-    several = len(comparison.settings) > 1 and setting
-    title = f"{heading}, {setting}" if several else heading
+    title = f"Speed-up, {setting}" if setting else "Speed-up to the baseline's final quality"
     return Intervals(key, title, "times fewer steps", rows, note, reference=1.0, log=True)
 
 
@@ -148,7 +150,7 @@ def diverged(arm: Arm) -> str:
     if count is None or not of:
         return NOTHING
     low, high = finite(found.get("low")), finite(found.get("high"))
-    share = f" ({low:.0%} – {high:.0%})" if low is not None and high is not None else ""
+    share = f" ({low:.0%}{TO}{high:.0%})" if low is not None and high is not None else ""
     return f"{count} of {of}{share}"
 
 

@@ -24,8 +24,8 @@ def samples(comparison: Comparison, folders: Folders, album: Album) -> list[Bloc
         pictures = [album.embed(sample.path, label, sample.name) for label, sample in chosen]
         shown = [picture for picture in pictures if picture is not None]
         note = f"Seed {show(seed)} for all: the same initial noise, so images in the same place can be compared."
-        several = len(comparison.settings) > 1 and setting
-        galleries += [Gallery(f"Drawn images, {setting}" if several else "Drawn images", shown, note)] if shown else []
+        name = comparison.setting_name(setting)
+        galleries += [Gallery(f"Drawn images, {name}" if name else "Drawn images", shown, note)] if shown else []
     return galleries or [Text(["No samples were drawn yet."], "empty")]
 
 

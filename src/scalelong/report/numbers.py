@@ -10,6 +10,9 @@ from .read import Estimate, as_text, number
 
 NOTHING = "–"
 
+TO = "\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}"
+"""Between the ends of an interval, which should stay on one line."""
+
 Points = list[tuple[float, float | None]]
 """x and y of a series; None where the value is missing or not finite."""
 
@@ -39,14 +42,14 @@ def minus(text: str) -> str:
 
 def show_estimate(estimate: Estimate, digits: int = 4, unit: str = "") -> str:
     """
-    >>> show_estimate(Estimate(1.42, 1.2, 1.7), unit="×")
-    '1.42× (1.20 – 1.70)'
+    >>> show_estimate(Estimate(1.42, 1.2, 1.7), 3, "×")
+    '1.42× (1.20\\xa0–\\xa01.70)'
     """
     numbers = [estimate.value, estimate.low, estimate.high]
     if estimate.value is None:
         return NOTHING
     value, low, high = alike(numbers, digits)
-    return f"{value}{unit}" if numbers[1:] == [None, None] else f"{value}{unit} ({low} – {high})"
+    return f"{value}{unit}" if numbers[1:] == [None, None] else f"{value}{unit} ({low}{TO}{high})"
 
 
 def alike(numbers: Sequence[float | None], digits: int) -> list[str]:

@@ -109,7 +109,7 @@ def run_chart(
         Series(run.label, style + 1, thin(points(run), most), ended="diverged" if run.state == "diverged" else "")
         for style, run in enumerate(runs)
     ]
-    return chart(key, title, y, series, note)
+    return chart(key, title, y, [one for one in series if not one.empty], note)
 
 
 def chart(key: str, title: str, y: str, series: Sequence[Series], note: str = "") -> Chart:

@@ -30,6 +30,14 @@
     const text = size !== 0 && (size < 1e-4 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
     return text.replace(/^-/, "−");
   };
+  // A value and its interval, all with the decimals that four digits of the largest take.
+  const estimate = (...values) => {
+    const largest = Math.max(...values.map(Math.abs));
+    const plain = largest >= 1e-4 && largest < 1e4;
+    const decimals = Math.max(0, 3 - Math.floor(Math.log10(largest)));
+    const [value, low, high] = values.map((one) => (plain ? one.toFixed(decimals).replace("-", "−") : show(one)));
+    return `${value} (${low} – ${high})`;
+  };
   const brief = (value) => {
     const size = Math.abs(value);
     if (size >= 1e6) return `${Number((value / 1e6).toPrecision(3))}M`;
@@ -83,14 +91,23 @@
       this.log = recall(`${spec.key} log`) === null ? spec.logY : recall(`${spec.key} log`) === "true";
       this.off = new Set(JSON.parse(recall(`${spec.key} off`) || "[]"));
       this.runs = recall(`${spec.key} runs`) !== "false";
-      this.place = null;
+      this.late = recall(`${spec.key} late`) === "true";
+      const xs = spec.views.flatMap((view) => view.series.flatMap((series) => this.lines(series).flatMap((line) => line.points.map((point) => point[0]))));
+      this.middle = (xs.reduce((a, b) => Math.max(a, b), 0) + xs.reduce((a, b) => Math.min(a, b), Infinity)) / 2;
       this.build();
       this.redraw();
       new ResizeObserver(() => { if (this.canvas.clientWidth !== this.width) this.redraw(); }).observe(this.canvas);
     }
 
-    get shown() { return this.spec.views[this.view].series.filter((series) => !this.off.has(series.name)); }
     get all() { return this.spec.views[this.view].series; }
+    get shown() { return this.all.filter((series) => !this.off.has(series.name)).map((series) => (this.late ? this.secondHalf(series) : series)); }
+
+    // Curves of a loss fall steeply at first, and what tells methods apart comes later.
+    secondHalf(series) {
+      const later = (rows) => rows.filter((row) => row[0] >= this.middle);
+      const members = series.members.map((line) => ({ ...line, points: later(line.points) }));
+      return { ...series, points: later(series.points), band: later(series.band), members, whole: series };
+    }
 
     build() {
       const plot = this.figure.querySelector(".plot");
@@ -124,6 +141,7 @@
       if (spec.views.some((view) => view.series.some((series) => series.points.length && series.members.length))) {
         this.addSwitch("Single runs", this.runs, (on) => { this.runs = on; remember(`${spec.key} runs`, on); });
       }
+      if (spec.x === "step") this.addSwitch("Second half", this.late, (on) => { this.late = on; remember(`${spec.key} late`, on); });
       if (this.positive()) this.addSwitch("Log scale", this.log, (on) => { this.log = on; remember(`${spec.key} log`, on); });
       else this.log = false;
     }
@@ -199,7 +217,7 @@
     // ---- drawing
     redraw() {
       this.width = Math.max(260, this.canvas.clientWidth || 640);
-      this.height = Math.round(Math.max(220, Math.min(380, this.width * 0.46)));
+      this.height = Math.round(Math.max(250, Math.min(380, this.width * 0.46)));
       this.buildLegend();
       this.svg.replaceChildren();
       this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
@@ -209,7 +227,7 @@
       this.scrub.max = Math.max(0, this.places.length - 1);
       this.scrub.disabled = !this.places.length;
       if (!range) {
-        draw("text", { x: this.width / 2, y: this.height / 2, "text-anchor": "middle" }, this.svg, "Nothing is switched on.");
+        draw("text", { x: this.width / 2, y: this.height / 2, "text-anchor": "middle" }, this.svg, this.off.size ? "Nothing is switched on." : "No values here.");
         return;
       }
       this.drawAxes(range);
@@ -237,7 +255,7 @@
       return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
     }
 
-    withRuns(series) { return !series.points.length || this.runs; }
+    withRuns(series) { return !(series.whole || series).points.length || this.runs; }
 
     commonPlaces() {
       const xs = new Set();
@@ -249,12 +267,12 @@
 
     // What the crosshair reads: the mean, or the single runs where there is none.
     lines(series) {
-      if (series.points.length) return [{ name: series.name, points: series.points, band: series.band, style: series.style }];
+      if ((series.whole || series).points.length) return [{ name: series.name, points: series.points, band: series.band, style: series.style }];
       return series.members.map((line) => ({ name: `${series.name}, ${line.name}`, points: line.points, band: [], style: series.style }));
     }
 
     drawAxes({ x, y }) {
-      const yTicks = (this.log ? logTicks : linearTicks)(y[0], y[1], this.height / 60);
+      const yTicks = (this.log ? logTicks : linearTicks)(y[0], y[1], this.height / 52);
       const names = labels(yTicks);
       const wide = Math.max(...names.map((name) => name.length), 1);
       const box = { left: 12 + wide * 7.2, right: 14, top: 26, bottom: 44 };
@@ -276,7 +294,7 @@
     }
 
     xTicks(x) {
-      const count = Math.max(2, Math.floor((this.width - this.box.left) / 95));
+      const count = Math.max(2, Math.floor((this.width - this.box.left) / 85));
       const xs = this.commonPlaces();
       // A few places, such as skips or rates, are better named than rounded.
       if (xs.length <= count * 1.6) {
@@ -363,7 +381,7 @@
       const found = line.points.find((point) => point[0] === x);
       if (!found || found[1] === null || (this.log && found[1] <= 0)) return null;
       const range = line.band.find((row) => row[0] === x);
-      return { name: line.name, style: line.style, y: found[1], text: show(found[1]) + (range ? ` (${show(range[1])} – ${show(range[2])})` : "") };
+      return { name: line.name, style: line.style, y: found[1], text: range ? estimate(found[1], range[1], range[2]) : show(found[1]) };
     }
 
     fillTip(x, rows) {
