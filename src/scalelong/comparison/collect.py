@@ -77,7 +77,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
     if not path.is_file():
         return RunRecord(run.seed, str(run.folder))
     lines = read_metrics(path)
-    readings = [line for line in lines if any(key.endswith("_oscillation") or "/" in key for key in line)]
+    readings = [line for line in lines if any(key.startswith(("skip", "block/")) for key in line)]
     name, distances = read_distances(folder)
     return RunRecord(
         seed=run.seed,
@@ -100,17 +100,27 @@ def series(lines: Sequence[Line], key: str) -> Series:
 
 
 def read_distances(folder: Path) -> tuple[str | None, Series]:
-    """The Fréchet distance of the averaged weights, over the steps at which it was evaluated with the same facts."""
-    if not (folder / EVALUATIONS).is_file():
+    """The Fréchet distance over the steps at which it was evaluated with the same facts; of averaged weights if any."""
+    found = evaluations(folder)
+    averaged = [one for one in found if one.weights == "ema"] or found
+    same = [one for one in averaged if one.facts == averaged[-1].facts]
+    if not same:
         return None, Series()
-    found = [one for one in read_evaluations(folder) if one.weights == "ema" and distance_of(one)]
-    if not found:
-        return None, Series()
-    same = [one for one in found if one.facts == found[-1].facts]
     name = distance_of(same[-1])
     assert name is not None, "evaluations without a distance were left out"
     points = sorted((one.step, one.figures[name].value) for one in same)
-    return name, Series(*map(tuple, zip(*points, strict=True)))
+    return name, Series(tuple(step for step, _ in points), tuple(value for _, value in points))
+
+
+def evaluations(folder: Path) -> list[Evaluation]:
+    """Those of a run that have a Fréchet distance."""
+    there = (folder / EVALUATIONS).is_file()
+    return [one for one in read_evaluations(folder) if distance_of(one)] if there else []
+
+
+def last_evaluated(folder: Path) -> int:
+    """The last step whose images were evaluated, 0 without one."""
+    return max((one.step for one in evaluations(folder)), default=0)
 
 
 def distance_of(one: Evaluation) -> str | None:

@@ -6,11 +6,11 @@ import json
 import os
 import selectors
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 MODULE = "scalelong.comparison.worker"
@@ -25,10 +25,10 @@ class Worker:
 
     def __init__(self, log: Path, environment: dict[str, str], kept_open: Sequence[int]) -> None:
         with log.open("ab") as errors:
-            self.process = subprocess.Popen(
+            self.process = Popen(
                 [sys.executable, "-m", MODULE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=PIPE,
+                stdout=PIPE,
                 stderr=errors,
                 env=environment,
                 pass_fds=tuple(kept_open),
@@ -70,7 +70,7 @@ class Worker:
             self.process.stdin.close()
         try:
             code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
         self.process.stdout.close()

@@ -18,8 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..evaluation import Evaluator, Plan, evaluate_run
+from ..stability import SkipMonitor
 from ..training import Config, Display, Run, TrainingDiverged, parse_recipe, train
 from .advice import write_advice
+from .collect import last_evaluated
 from .outcome import broken, judge, write_outcome
 
 Message = dict[str, Any]
@@ -93,18 +96,25 @@ def perform(job: Mapping[str, Any], channel: BinaryIO) -> Message:
 
 def run(config: Config, folder: Path, display: Display) -> Message:
     """Train, or go on; then measure what is measured once, and write down how it ended."""
-    monitor = None
-    if config.training.monitor_every is not None:
-        from ..stability import SkipMonitor as monitor
     try:
-        result = train(config, folder, display=display, monitor=monitor)
+        result = train(config, folder, display=display, monitor=SkipMonitor, evaluate=Evaluator.open)
         if result.signal is not None:
             return {"status": "stopped", "message": None}
         outcome = judge(folder, config)
     except TrainingDiverged as error:
         outcome = broken(config, Run(folder).metrics.last_step(), str(error))
+    if outcome.status == "finished":
+        evaluate_end(folder, config)
     write_outcome(folder, outcome)
     return {"status": outcome.status, "message": outcome.message}
+
+
+def evaluate_end(folder: Path, config: Config) -> None:
+    """Evaluate the last step, if a signal kept the trainer from it."""
+    wanted = config.evaluation
+    if wanted.every is None or (last_evaluated(folder) == config.training.steps):
+        return
+    evaluate_run(folder, Plan(wanted.images, wanted.chosen, wanted.network))
 
 
 if __name__ == "__main__":
