@@ -18,7 +18,7 @@ OPTIONAL = {
 }
 
 BASE = {"skips", "models", "diffusion", "data"}
-EVERYTHING = BASE | {"files", "training", "evaluation", "stability", "report", "cli", "__init__"}
+EVERYTHING = BASE | {"files", "training", "evaluation", "stability", "comparison", "report", "cli", "__init__"}
 
 # The packages of ours that each one may import, besides itself.
 ALLOWED: dict[str, set[str]] = {
@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": BASE | {"files"},
     "evaluation": BASE | {"training"},
     "stability": BASE | {"training"},
+    "comparison": BASE | {"files", "training", "evaluation", "stability"},
     "report": {"files"},
     "cli": EVERYTHING,
     "__main__": {"cli"},

@@ -1,7 +1,7 @@
 """A program that trains in child processes, and kills them with SIGKILL at random moments.
 
 `python killed_runs.py '[{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1,
-"averages": true}]'`
+"averages": true, "evaluate": true}]'`
 
 The children are forked, because importing everything anew for each of them would take most of the time.
 """
@@ -28,6 +28,7 @@ from run_cases import free_port, make_trainer, run_tiny, tiny
 from safetensors.torch import save_file
 
 from scalelong.data import Batch
+from scalelong.evaluation import Evaluator
 from scalelong.training import read_metrics
 from scalelong.training.objective import Noised, Objective
 
@@ -70,7 +71,8 @@ def fork(plan: dict[str, Any], rank: int, port: int) -> int:
         if plan.get("averages"):
             keep_averages(plan, rank)
         else:
-            run_tiny(Path(plan["out"]), *plan.get("overrides", []))
+            evaluate = Evaluator.open if plan.get("evaluate") else None
+            run_tiny(Path(plan["out"]), *plan.get("overrides", []), evaluate=evaluate)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
