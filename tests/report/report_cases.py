@@ -11,7 +11,7 @@ from typing import Any
 METHODS = {"none": 1.0, "uniform": 1.05, "cs": 1.35, "ls": 1.5}
 """How much faster each one learns here."""
 LABELS = {"none": "no scaling", "uniform": "uniform 0.707", "cs": "CS κ=0.7", "ls": "LS"}
-HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>{{7*7}}\'"&lt;'
+HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>{{7*7777}}\'"&lt;'
 
 SKIPS = 6
 

@@ -102,7 +102,7 @@ def coefficients(key: str, comparison: Comparison) -> list[Block]:
 def noise(key: str, comparison: Comparison) -> list[Block]:
     views = by_setting(comparison, lambda arm: arm_series(arm, "noise_robustness", "sigma"))
     title, x = "Error under extra noise", "standard deviation of the extra noise"
-    return [Chart(f"{key}-noise", title, x, "error", views, NOISE, "results.json")] if views else []
+    return [Chart(f"{key}-noise-error", title, x, "error", views, NOISE, "results.json")] if views else []
 
 
 def rates(key: str, comparison: Comparison) -> list[Block]:
@@ -121,7 +121,7 @@ def rates(key: str, comparison: Comparison) -> list[Block]:
     ]
     title, y = "Final loss by learning rate", "held-out loss"
     return [
-        Chart(f"{key}-rates", title, "learning rate", y, views, RATES, "results.json", log_x=True),
+        Chart(f"{key}-rate-loss", title, "learning rate", y, views, RATES, "results.json", log_x=True),
         Intervals(f"{key}-sensitivity", "Learning-rate sensitivity", "sensitivity", rows, SENSITIVITY),
     ]
 

@@ -58,14 +58,19 @@ def figure(path: Path, written: list[Path], *, height: float = 3.8) -> Iterator[
         written += [png, svg]
 
 
+def clipped(name: str, most: int = 60) -> str:
+    """A name that leaves room for the figure."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def draw_view(axes: Any, chart: Chart, view: View) -> None:
     if view.area is not None:
         x, low, high = zip(*view.area.band, strict=True)
-        axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.15, linewidth=0, label=view.area.name)
+        axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.15, linewidth=0, label=clipped(view.area.name))
     for series in view.series:
         draw_series(axes, series)
     title = chart.title if len(chart.views) == 1 else f"{chart.title}, {view.name}"
-    axes.set(title=title, xlabel=chart.x, ylabel=chart.y)
+    axes.set(title=clipped(title), xlabel=chart.x, ylabel=chart.y)
     if chart.log_y:
         axes.set_yscale("log")
     if chart.log_x:
@@ -77,7 +82,7 @@ def draw_view(axes: Any, chart: Chart, view: View) -> None:
 
 def draw_series(axes: Any, series: Series) -> None:
     colour, dash = COLOURS[series.style % len(COLOURS)], DASHES[series.style % len(DASHES)]
-    label = f"{series.name} ({series.ended})" if series.ended else series.name
+    label = clipped(f"{series.name} ({series.ended})" if series.ended else series.name)
     for place, line in enumerate(series.members):
         # A series without a mean is named by its first run.
         name = label if not series.points and place == 0 else None
@@ -107,5 +112,5 @@ def draw_intervals(axes: Any, plot: Intervals) -> None:
             axes.plot([estimate.value], [place], "o", color=colour, markersize=8)
     if plot.reference is not None:
         axes.axvline(plot.reference, color=COLOURS[0], linewidth=1, linestyle=":")
-    axes.set_yticks(range(len(plot.rows)), [row.label for row in reversed(plot.rows)])
-    axes.set(title=plot.title, xlabel=plot.axis, ylim=(-0.6, len(plot.rows) - 0.4))
+    axes.set_yticks(range(len(plot.rows)), [clipped(row.label, 30) for row in reversed(plot.rows)])
+    axes.set(title=clipped(plot.title), xlabel=plot.axis, ylim=(-0.6, len(plot.rows) - 0.4))
