@@ -42,13 +42,13 @@ def warnings_section(key: str, unusual: Sequence[tuple[str, Sequence[str]]], not
     return Section(f"{key}-warnings", title, blocks or [Text([nothing], "empty")])
 
 
-def advice_blocks(kappa: Mapping[str, Any], folder: Path) -> list[Block]:
-    """The advice of kappa.json, or the command that makes it."""
+def advice_blocks(kappa: Mapping[str, Any], run: Path, target: Path) -> list[Block]:
+    """The advice of kappa.json, or the command that makes it for the recipe of a run."""
     value = finite(kappa.get("kappa"))
     if value is None:
         text = "No advice was measured here. It takes seconds, from the recipe's own data, schedule and network:"
-        recipe, target = (shlex.quote(str(folder / name)) for name in ("config.yaml", "kappa.json"))
-        return [Text([text], "empty"), Command("To measure it", f"scalelong kappa {recipe} --json > {target}")]
+        recipe, file = (shlex.quote(str(path)) for path in (run / "config.yaml", target / "kappa.json"))
+        return [Text([text], "empty"), Command("To measure it", f"scalelong kappa {recipe} --json > {file}")]
     band = [finite(end) for end in as_list(kappa.get("band"))]
     low, high = band if len(band) == 2 else (None, None)
     where = as_text(kappa.get("where"), "input")

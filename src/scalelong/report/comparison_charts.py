@@ -69,7 +69,8 @@ def oscillation(key: str, comparison: Comparison) -> list[Block]:
         title, note = f"Oscillation of {name}s over the whole run", "Mean over seeds and its 95 % interval."
         made.append(Intervals(f"{key}-osc-mean-{name}", title, "oscillation index", rows, note, half=True))
     shown: list[Block] = [one for one in made if not one.empty]
-    return shown or [Text(["The skips were not watched in these runs."], "empty")]
+    nothing = "Not measured yet." if comparison.running else "The skips were not watched in these runs."
+    return shown or [Text([nothing], "empty")]
 
 
 def oscillation_series(arm: Arm, name: str) -> Series:

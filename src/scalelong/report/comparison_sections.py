@@ -107,23 +107,23 @@ def speedups(key: str, setting: str, found: Sequence[dict[str, Any]], comparison
 
 def speedup_row(one: dict[str, Any], comparison: Comparison) -> Interval:
     arm = comparison.arm(as_text(one.get("arm")))
-    steps, seconds = Estimate.of(one.get("speedup_steps")), Estimate.of(one.get("speedup_seconds"))
-    text = show_estimate(steps, 3, "×") if steps.value is not None else "not measured"
-    detail = f"in seconds: {show_estimate(seconds, 3, '×')}" if seconds.value is not None else ""
+    estimate = Estimate.of(one.get("speedup_steps"))
+    text = show_estimate(estimate, 3, "×") if estimate.value is not None else "not measured yet"
+    label, style = (arm.label, arm.style) if arm else (as_text(one.get("arm"), NOTHING), 0)
+    verdict = as_text(one.get("verdict"), "cannot be judged")
+    return Interval(label, style, estimate, text, "\n".join(sentences(one)), verdict)
+
+
+def sentences(one: dict[str, Any]) -> list[str]:
+    """What the comparison says of a pair, word for word, in steps and in seconds."""
+    said, seconds = as_text(one.get("sentence")), Estimate.of(one.get("speedup_seconds"))
+    also = as_text(one.get("sentence_seconds"))
+    if not also and seconds.value is not None:
+        also = f"In seconds: {show_estimate(seconds, 3, '×')}."
     more = whole(one.get("more_seeds"))
-    sentence = as_text(one.get("sentence"))
     # The sentence may have said it already.
-    if more and "seed" not in sentence:
-        detail = "; ".join(part for part in (detail, f"about {plural(more, 'more seed')} would settle it") if part)
-    label = arm.label if arm else as_text(one.get("arm"), NOTHING)
-    return Interval(
-        label,
-        arm.style if arm else 0,
-        steps,
-        text,
-        detail="\n".join(part for part in (sentence, detail) if part),
-        verdict=as_text(one.get("verdict"), "cannot be judged"),
-    )
+    settle = f"About {plural(more, 'more seed')} would settle it." if more and "seed" not in said else ""
+    return list(dict.fromkeys(line for line in (said, also, settle) if line))
 
 
 def numbers_table(comparison: Comparison) -> Table:
@@ -136,9 +136,9 @@ def numbers_table(comparison: Comparison) -> Table:
             comparison.name_of(arm),
             f"{arm.finished} of {len(arm.runs)}",
             diverged(arm),
-            last_of(arm, "loss_curve"),
+            final(arm, "loss"),
         ]
-        cells += [last_of(arm, "fd_curve")] * has_fd + [pace(arm), parameters(comparison, arm)]
+        cells += [final(arm, "fd")] * has_fd + [pace(arm), parameters(comparison, arm)]
         rows.append(cells)
     note = "Mean over seeds and its 95 % interval; diverged: share with its 95 % interval."
     return Table("The numbers", columns, rows, note)
@@ -154,12 +154,13 @@ def diverged(arm: Arm) -> str:
     return f"{count} of {of}{share}"
 
 
-def last_of(arm: Arm, name: str) -> str:
-    """The end of a curve."""
-    curve = as_dict(arm.content.get(name))
+def final(arm: Arm, name: str) -> str:
+    """The estimate at the end of training, or else the end of the curve."""
+    given = Estimate.of(arm.content.get(f"final_{name}"))
+    curve = as_dict(arm.content.get(f"{name}_curve"))
     ends = [as_list(curve.get(column))[-1:] for column in ("mean", "low", "high")]
     value, low, high = (number(end[0]) if end else None for end in ends)
-    return show_estimate(Estimate(value, low, high))
+    return show_estimate(given if given.value is not None else Estimate(value, low, high))
 
 
 def pace(arm: Arm) -> str:

@@ -37,10 +37,11 @@ def most_common_seed(folders: Folders) -> int | None:
 
 def advice(comparison: Comparison, folders: Folders) -> list[Block]:
     """The comparison's own, or that of one of its runs."""
-    if comparison.kappa or not folders:
-        return advice_blocks(comparison.kappa, comparison.folder)
+    if not comparison.kappa and not folders:
+        return []
     own = next((folder.kappa for _, _, folder in folders if folder.kappa), {})
-    return advice_blocks(own, folders[0][2].folder)
+    run = folders[0][2].folder if folders else comparison.folder
+    return advice_blocks(comparison.kappa or own, run, comparison.folder)
 
 
 def setup(comparison: Comparison, folders: Folders) -> list[Block]:

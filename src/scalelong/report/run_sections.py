@@ -29,7 +29,7 @@ def runs_part(key: str, runs: Sequence[RunFolder], notes: Notes) -> Part:
         Section(f"{key}-stability", "Oscillation and robustness", stability(key, runs)),
         Section(f"{key}-coefficients", "Coefficients of the skips", coefficients(key, runs)),
         Section(f"{key}-samples", "Samples", samples(runs, album)),
-        Section(f"{key}-kappa", "Which κ", advice_blocks(runs[0].kappa, runs[0].folder)),
+        Section(f"{key}-kappa", "Which κ", advice_blocks(runs[0].kappa, runs[0].folder, runs[0].folder)),
         Section(f"{key}-setup", "What was run", setup(runs)),
     ]
     unusual = [(run.label, event_lines(run)) for run in runs]

@@ -12,7 +12,7 @@
     (r) => `M0 ${-1.25 * r}L${1.2 * r} ${r}H${-1.2 * r}z`,
     (r) => `M0 ${-1.35 * r}L${1.35 * r} 0L0 ${1.35 * r}L${-1.35 * r} 0z`,
   ];
-  const MOST_MARKS = 24;
+  const MARK_ROOM = 20;
 
   // ---- small helpers
   const make = (name, attributes = {}, parent = null, text = null) => {
@@ -57,7 +57,8 @@
   const linearTicks = (low, high, count) => {
     const raw = (high - low) / Math.max(1, count);
     const power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999);
+    const off = (size) => Math.abs(Math.log(size / raw));
+    const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).reduce((best, size) => (off(size) < off(best) ? size : best));
     const ticks = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) ticks.push(Number((i * step).toPrecision(12)));
     return ticks;
@@ -330,7 +331,7 @@
       for (const series of this.shown) draw("path", { class: `band s${series.style}`, d: this.band(series.band) }, this.svg);
       for (const series of this.shown) {
         const group = draw("g", { class: `s${series.style}`, "data-series": series.name }, this.svg);
-        if (this.withRuns(series)) for (const line of series.members) draw("path", { class: "member", d: this.path(line.points) }, group);
+        if (this.withRuns(series)) for (const line of series.members) draw("path", { class: series.points.length ? "member" : "member alone", d: this.path(line.points) }, group);
         draw("path", { class: "curve", d: this.path(series.points), "stroke-dasharray": DASHES[series.style] }, group);
         this.drawMarks(series, group);
       }
@@ -339,7 +340,7 @@
     drawMarks(series, group) {
       const drawable = (point) => point[1] !== null && (!this.log || point[1] > 0);
       const points = series.points.filter(drawable);
-      if (points.length <= MOST_MARKS) {
+      if (points.length * MARK_ROOM <= this.width - this.box.left) {
         for (const [x, y] of points) draw("path", { class: "mark", d: this.mark(series)(4), transform: `translate(${this.toX(x)} ${this.toY(y)})` }, group);
       }
       if (!series.ended) return;
