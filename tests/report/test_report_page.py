@@ -23,7 +23,7 @@ from scalelong.report.figures import draw_figures
 from scalelong.report.page import RELOAD_SECONDS
 from scalelong.report.pictures import Album
 from scalelong.report.read import Notes
-from scalelong.report.watch import watch_content
+from scalelong.report.watch import QUIET_POLLS, watch_content
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -388,4 +388,4 @@ def test_watching_reads_again_after_a_change_and_ends_with_the_run(tmp_path: Pat
 
     found = [content.parts[0].status for content in watch_content([folder], wait)]
     assert found == ["unfinished: step 800 of 3,200", "finished at step 3,200"]
-    assert len(seen) == 2
+    assert len(seen) == 2 + QUIET_POLLS + 1

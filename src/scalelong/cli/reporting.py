@@ -64,11 +64,13 @@ def follow(sources: list[Path], path: Path) -> Content:
     from ..report.watch import watch_content
     from .display import print_now
 
-    print_now(f"watching; open {path}, which loads itself again. Ctrl-C ends it.")
-    content = None
+    content, announced = None, False
     try:
         for content in watch_content(sources):
-            write_page(content, path, live=not content.finished)
+            write_page(content, path, live=True)
+            if not announced:
+                print_now(f"watching: {path} loads itself again; Ctrl-C ends it")
+            announced = True
     except KeyboardInterrupt:
         if content is None:
             raise

@@ -10,22 +10,25 @@ from .page import Content, read_content
 
 POLL_SECONDS = 2.0
 
+QUIET_POLLS = 10
+"""A run draws its last samples after its last step."""
+
 WATCHED = ("*.json", "*.jsonl", "*.yaml", "samples/*.png")
 
 State = dict[Path, tuple[int, int]]
 
 
 def watch_content(sources: Sequence[Path], wait: Callable[[float], None] = time.sleep) -> Iterator[Content]:
-    """The content now and after every change; ends when nothing is unfinished any more."""
+    """The content now and after every change; ends when all is finished and nothing has changed for a while."""
     before: State | None = None
-    while True:
+    content, quiet = None, 0
+    while content is None or not content.finished or quiet < QUIET_POLLS:
         # Looked at before it is read: what is written meanwhile is a change for the next round.
         now = state_of(sources)
+        quiet = quiet + 1 if now == before else 0
         if now != before:
             content, before = read_content(sources), now
             yield content
-            if content.finished:
-                return
         wait(POLL_SECONDS)
 
 
