@@ -152,6 +152,18 @@ def six(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def test_without_a_mean_the_single_runs_stand_for_themselves(cases: Path, tmp_path: Path) -> None:
+    results = json.loads((cases / "comparison" / "results.json").read_text())
+    curve = results["arms"][0]["loss_curve"]
+    for column in ("mean", "low", "high"):
+        curve[column] = [None] * len(curve["steps"])
+    curve["runs"] = [curve["runs"][0], curve["runs"][1][:3], []]
+    write_json(tmp_path / "results.json", results)
+    series = page_of(tmp_path).data["charts"][0]["views"][0]["series"][0]
+    assert (series["points"], series["band"]) == ([], [])
+    assert [len(member["points"]) for member in series["members"]] == [16, 3, 0]
+
+
 def test_every_chart_has_a_table_with_a_column_for_each_series(cases: Path) -> None:
     page = page_of(cases / "comparison")
     regions = [attributes["aria-label"] for _, attributes in page.elements if attributes.get("role") == "region"]

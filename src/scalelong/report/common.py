@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,15 @@ def is_plain(value: Any) -> bool:
     return value is not None and not isinstance(value, dict | list | bool)
 
 
+def short_commit(value: Any) -> str:
+    """
+    >>> short_commit("f4e23c7d552c23cea694f1d9b3f5f5a93b1ced9c-dirty")
+    'f4e23c7d552c, with changes'
+    """
+    text = as_text(value)
+    return text[:12] + (", with changes" if text.endswith("-dirty") else "")
+
+
 def environment_facts(start: Mapping[str, Any]) -> Facts:
     """Versions and machine."""
     versions = as_dict(start.get("versions"))
@@ -99,7 +108,7 @@ def environment_facts(start: Mapping[str, Any]) -> Facts:
     rows = [("versions", ", ".join(named) or NOTHING)]
     for key in ("commit", "platform", "device", "processes", "threads", "workers", "precision", "started"):
         if start.get(key) is not None:
-            rows.append((key, moment(start[key]) if key == "started" else as_text(start[key], NOTHING)))
+            rows.append((key, SHORTENED.get(key, as_text)(start[key])))
     return Facts("Where it ran", rows)
 
 
@@ -110,6 +119,9 @@ def moment(value: Any) -> str:
     """
     text = as_text(value, NOTHING)
     return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
+
+
+SHORTENED: dict[str, Callable[[Any], str]] = {"started": moment, "commit": short_commit}
 
 
 def settings_table(runs: Sequence[RunFolder]) -> Table:

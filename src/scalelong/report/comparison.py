@@ -185,13 +185,13 @@ def curve_series(arm: Arm, name: str) -> Series:
     ended = "diverged" if finite(lost.get("count")) else ""
     runs = [run for run in arm.runs if run.seed is not None]
     members = [
-        Line(f"seed {runs[place].seed}" if place < len(runs) else f"run {place + 1}", points_of(curve, "steps", values))
+        Line(runs[place].short_name if place < len(runs) else f"run {place + 1}", points_of(curve, "steps", values))
         for place, values in enumerate(as_list(curve.get("runs")))
-        if isinstance(values, list)
     ]
-    return Series(
-        arm.label, arm.style, points_of(curve, "steps", curve.get("mean")), band_of(curve, "steps"), members, ended
-    )
+    mean = points_of(curve, "steps", curve.get("mean"))
+    # As long as a seed is missing there is no mean, and the runs stand for themselves.
+    known = mean if any(y is not None for _, y in mean) else []
+    return Series(arm.label, arm.style, known, band_of(curve, "steps"), members, ended)
 
 
 def points_of(curve: dict[str, Any], x: str, values: Any) -> Points:

@@ -86,7 +86,8 @@ def draw_series(axes: Any, series: Series) -> None:
     for place, line in enumerate(series.members):
         # A series without a mean is named by its first run.
         name = label if not series.points and place == 0 else None
-        axes.plot(*columns(line.points), color=colour, linewidth=0.8, alpha=0.5, label=name)
+        marker = "." if len(line.points) == 1 else None
+        axes.plot(*columns(line.points), color=colour, linewidth=0.8, alpha=0.5, marker=marker, label=name)
     if series.band:
         x, low, high = zip(*series.band, strict=True)
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)

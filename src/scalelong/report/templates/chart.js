@@ -237,16 +237,27 @@
     }
 
     range() {
-      const area = this.spec.views[this.view].area;
+      const { area } = this.spec.views[this.view];
       const lines = this.shown.flatMap((series) => [series.points, ...(this.withRuns(series) ? series.members.map((line) => line.points) : [])]);
-      const points = lines.flat().filter((point) => point[1] !== null);
+      const points = lines.flat().filter((point) => this.drawable(point));
       if (!points.length) return null;
-      const bands = [...this.shown, ...(area ? [area] : [])].flatMap((series) => series.band);
-      const positive = (value) => !this.log || value > 0;
-      const ys = [...points.map((point) => point[1]), ...bands.flatMap((row) => [row[1], row[2]])].filter(positive);
-      const xs = [...points.map((point) => point[0]), ...bands.map((row) => row[0])].filter((x) => !this.spec.logX || x > 0);
       const bounds = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
-      return { x: this.padded(bounds(xs), this.spec.logX, 0), y: this.padded(bounds(ys), this.log, 0.05) };
+      const ends = (rows) => rows.flatMap((row) => [row[1], row[2]]).filter((value) => !this.log || value > 0);
+      const areas = area ? area.band : [];
+      const xs = [...points, ...areas].map((row) => row[0]);
+      const core = bounds([...points.map((point) => point[1]), ...ends(areas)]);
+      const y = this.stretched(core, bounds(ends(this.shown.flatMap((series) => series.band))));
+      return { x: this.padded(bounds(xs), this.spec.logX, 0), y: this.padded(y, this.log, 0.05) };
+    }
+
+    drawable(point) { return point[1] !== null && (!this.log || point[1] > 0) && (!this.spec.logX || point[0] > 0); }
+
+    // Room for the bands, but not so much that the interval of two seeds would flatten all curves.
+    stretched([low, high], [least, most]) {
+      if (low === high) return [Math.min(low, least), Math.max(high, most)];
+      const factor = (high / low) ** 0.6, room = 0.6 * (high - low);
+      const [lowest, highest] = this.log ? [low / factor, high * factor] : [low - room, high + room];
+      return [Math.max(Math.min(low, least), lowest), Math.min(Math.max(high, most), highest)];
     }
 
     padded([low, high], log, share) {
@@ -261,7 +272,7 @@
     commonPlaces() {
       const xs = new Set();
       for (const series of this.shown) {
-        for (const line of this.lines(series)) for (const point of line.points) if (point[1] !== null) xs.add(point[0]);
+        for (const line of this.lines(series)) for (const point of line.points) if (this.drawable(point)) xs.add(point[0]);
       }
       return [...xs].sort((a, b) => a - b);
     }
@@ -309,7 +320,7 @@
     path(points) {
       let d = "", pen = false;
       for (const [x, y] of points) {
-        if (y === null || (this.log && y <= 0) || (this.spec.logX && x <= 0)) { pen = false; continue; }
+        if (!this.drawable([x, y])) { pen = false; continue; }
         d += `${pen ? "L" : "M"}${this.toX(x).toFixed(1)} ${this.toY(y).toFixed(1)}`;
         pen = true;
       }
@@ -338,14 +349,18 @@
     }
 
     drawMarks(series, group) {
-      const drawable = (point) => point[1] !== null && (!this.log || point[1] > 0);
-      const points = series.points.filter(drawable);
-      if (points.length * MARK_ROOM <= this.width - this.box.left) {
-        for (const [x, y] of points) draw("path", { class: "mark", d: this.mark(series)(4), transform: `translate(${this.toX(x)} ${this.toY(y)})` }, group);
+      const mark = ([x, y]) => draw("path", { class: "mark", d: this.mark(series)(4), transform: `translate(${this.toX(x)} ${this.toY(y)})` }, group);
+      const points = series.points.filter((point) => this.drawable(point));
+      const wide = points.length ? this.toX(points[points.length - 1][0]) - this.toX(points[0][0]) : 0;
+      if ((points.length - 1) * MARK_ROOM <= wide) points.forEach(mark);
+      // A line of one point would not be seen.
+      for (const line of this.lines(series)) {
+        const known = line.points.filter((point) => this.drawable(point));
+        if (known.length === 1) mark(known[0]);
       }
       if (!series.ended) return;
       for (const line of this.lines(series)) {
-        const known = line.points.filter(drawable);
+        const known = line.points.filter((point) => this.drawable(point));
         const last = known[known.length - 1];
         if (last && last[0] < this.furthest()) draw("path", { class: "cross", d: "M-5 -5L5 5M-5 5L5 -5", transform: `translate(${this.toX(last[0])} ${this.toY(last[1])})` }, group);
       }
@@ -380,7 +395,7 @@
 
     reading(line, x) {
       const found = line.points.find((point) => point[0] === x);
-      if (!found || found[1] === null || (this.log && found[1] <= 0)) return null;
+      if (!found || !this.drawable(found)) return null;
       const range = line.band.find((row) => row[0] === x);
       return { name: line.name, style: line.style, y: found[1], text: range ? estimate(found[1], range[1], range[2]) : show(found[1]) };
     }
