@@ -30,7 +30,7 @@ def estimate_seconds(plan: Plan, workers: int) -> float:
 
 def seconds_per_step(config: Config) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder) / "run")
+        run = Run(Path(folder))
         trainer = Trainer(config, run, find_start(run, config), display=Silent())
         for _ in range(WARM_UP):
             trainer.train_step()
