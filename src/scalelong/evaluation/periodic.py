@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from ..data.prepare import WHOLE, Share
