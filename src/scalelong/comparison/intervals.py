@@ -52,19 +52,16 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
         raise ValueError(f"pairs need as many first values as second ones, not {len(first)} and {len(second)}")
     differences = [one - other for one, other in zip(first, second, strict=True)]
     found = mean_interval(differences, confidence)
-    p = (
-        None
-        if found.value is None or found.low is None
-        else p_value(found.value, standard_error(differences), len(differences))
-    )
+    p = None if found.low is None else student_p(differences)
     return Difference(found.value, found.low, found.high, p, len(differences))
 
 
-def p_value(mean: float, error: float, count: int) -> float:
+def student_p(values: Sequence[float]) -> float:
     """Two-sided p of Student's test that the true mean is 0."""
+    mean, error = abs(statistics.fmean(values)), standard_error(values)
     if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    return 1 - student_within(abs(mean) / error, count - 1)
+        return 0.0 if mean else 1.0
+    return max(0.0, 1 - student_within(mean / error, len(values) - 1))
 
 
 def standard_error(values: Sequence[float]) -> float:

@@ -30,11 +30,14 @@ def speedup(
         raise ValueError(f"runs are compared in pairs of the same seed: there are {len(baseline)} and {len(method)}")
     pairs = list(zip(baseline, method, strict=True))
     steps = [step for run in (*baseline, *method) for step in run.steps if step > 0] or [1]
-    logs = [log_speedup_of(*pair, first=min(steps), last=max(steps)) for pair in pairs]
+    first, last = min(steps), max(steps)
+    if first == last:  # one evaluation puts all runs at the same step, which is no finding
+        return Speedup(None, None, None, len(pairs), "cannot be judged", clock=clock, confidence=confidence)
+    logs = [log_speedup_of(*pair, first=first, last=last) for pair in pairs]
     if clock == "seconds":
         costs = [math.log(base.seconds_per_step / other.seconds_per_step) for base, other in pairs]
         logs = [log + cost for log, cost in zip(logs, costs, strict=True)]
-    lost, lost_bases = (sum(not run.ends_at(max(steps)) for run in runs) for runs in (method, baseline))
+    lost, lost_bases = (sum(not run.ends_at(last) for run in runs) for runs in (method, baseline))
     return judge(logs, clock=clock, confidence=confidence, diverged=lost, baseline_diverged=lost_bases)
 
 

@@ -130,7 +130,8 @@ def advice(more_seeds: int | None) -> str:
 def why_not(found: Speedup, label: str, baseline: str) -> str:
     if found.pairs < 2:
         return f"that takes at least 2 seeds, and there {'is 1' if found.pairs else 'are none'}"
-    return f"{lost_runs(found, label, baseline)} diverged"
+    lost = lost_runs(found, label, baseline)
+    return f"{lost} diverged" if lost else "it takes more than one evaluation of the held-out loss"
 
 
 def lost_sentence(found: Speedup, label: str, baseline: str) -> str:
