@@ -35,7 +35,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate
     """
     if not values or not all(map(math.isfinite, values)):
         return Estimate(None)
-    mean = statistics.fmean(values)
+    mean = statistics.mean(values)  # exact, so that equal values are their own mean
     if len(values) == 1:
         return Estimate(mean)
     half = student_quantile(confidence, len(values) - 1) * standard_error(values)
@@ -58,7 +58,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
 
 def student_p(values: Sequence[float]) -> float:
     """Two-sided p of Student's test that the true mean is 0."""
-    mean, error = abs(statistics.fmean(values)), standard_error(values)
+    mean, error = abs(statistics.mean(values)), standard_error(values)
     if error == 0:
         return 0.0 if mean else 1.0
     return max(0.0, 1 - student_within(mean / error, len(values) - 1))
