@@ -8,7 +8,7 @@ from typing import Any
 from scalelong.comparison.plan import Plan, make_plan
 
 TINY = (
-    *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.heldout_count=8", "training.batch_size=4"),
+    *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.heldout_count=8", "training.batch_size=16"),
     *("training.steps=10", "sampling.steps=1"),
 )
 

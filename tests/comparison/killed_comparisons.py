@@ -2,8 +2,9 @@
 
 `python killed_comparisons.py '[{"out": …, "methods": ["none", "cs"], "ends": ["SIGKILL", "SIGTERM", "worker"]}]'`
 
-An end is a signal for the comparison, or "worker": then one of its workers gets a SIGKILL, and the comparison is let
-finish. Processes are forked, because importing everything anew for each of them would take most of the time.
+An `obstacle` is a file that makes one run fail in a first session. An end is a signal for the comparison, or "worker":
+then one of its workers gets a SIGKILL, and the comparison is let finish. Processes are forked, because importing
+everything anew for each of them would take most of the time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,8 @@ import torch
 from comparison_cases import tiny_plan
 
 from scalelong.comparison import pool, worker
+from scalelong.comparison.folder import save_plan
+from scalelong.comparison.plan import Plan
 from scalelong.comparison.runner import compare
 from scalelong.training.display import Silent
 
@@ -76,6 +80,8 @@ def main(plans: list[dict[str, Any]]) -> None:
     worker.write_advice = lambda config, path: path.write_text("{}")  # Seconds of work, and no part of the tables.
     for plan in plans:
         chance, out = random.Random(plan.get("seed", 0)), Path(plan["out"])
+        if "obstacle" in plan:
+            fail_once(plan, out / plan["obstacle"])
         for how in plan.get("ends", ()):
             child = start(plan)
             wait_for_progress(out, child, chance.randint(1, 12))
@@ -86,13 +92,29 @@ def main(plans: list[dict[str, Any]]) -> None:
             sys.exit(f"the comparison in {out} failed: {code}")
 
 
+def fail_once(plan: dict[str, Any], obstacle: Path) -> None:
+    """Let one run fail because of a file in its folder, keep the results, and take the file away."""
+    made, out = make(plan), Path(plan["out"])
+    save_plan(out, made, "the same")
+    obstacle.parent.mkdir(parents=True)
+    obstacle.touch()
+    code = os.waitstatus_to_exitcode(os.waitpid(start(plan), 0)[1])
+    if code != 1:
+        sys.exit(f"one run should have failed, not {code}")
+    shutil.copy(out / "results.json", out / "results-with-failure.json")
+    obstacle.unlink()
+
+
+def make(plan: dict[str, Any]) -> Plan:
+    return tiny_plan(*plan["methods"], seeds=plan.get("seeds", 2), more=tuple(plan.get("overrides", ())))
+
+
 def start(plan: dict[str, Any]) -> int:
     child = os.fork()
     if child:
         return child
     try:
-        made = tiny_plan(*plan["methods"], seeds=plan.get("seeds", 2), more=tuple(plan.get("overrides", ())))
-        ending = compare(made, plan["out"], workers=plan.get("workers", 2), command="the same")
+        ending = compare(make(plan), plan["out"], workers=plan.get("workers", 2), command="the same")
         os._exit(128 + ending.signal if ending.signal else len(ending.failures))
     except BaseException:
         traceback.print_exc()

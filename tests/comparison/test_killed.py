@@ -14,6 +14,7 @@ from comparison_cases import lasting
 
 PROGRAM = Path(__file__).with_name("killed_comparisons.py")
 METHODS = ["none", "cs", "ls"]
+OBSTACLE = "runs/cs/seed-1/thesis.tex"
 
 
 def in_processes(*plans: dict[str, Any], timeout: float = 600) -> str:
@@ -31,11 +32,31 @@ def tables(out: Path) -> dict[str, Any]:
     return lasting(results)
 
 
-def test_killed_told_to_stop_and_without_a_worker_it_gives_the_same_tables(tmp_path: Path) -> None:
-    whole = {"out": tmp_path / "whole", "methods": METHODS[:2]}
-    stopped = {**whole, "out": tmp_path / "stopped", "ends": ["SIGKILL", "SIGTERM", "SIGKILL", "worker"]}
-    in_processes(whole, stopped)
-    assert tables(tmp_path / "stopped") == tables(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison that was left alone, one with a run that failed, and one that was stopped in every way."""
+    folder = tmp_path_factory.mktemp("two")
+    whole = {"out": folder / "whole", "methods": METHODS[:2]}
+    failed = {**whole, "out": folder / "failed", "obstacle": OBSTACLE}
+    troubled = {**whole, "out": folder / "troubled", "ends": ["SIGKILL", "SIGTERM", "SIGKILL", "worker"]}
+    in_processes(whole, failed, troubled)
+    return folder
+
+
+def test_killed_told_to_stop_and_without_a_worker_it_gives_the_same_tables(two: Path) -> None:
+    assert tables(two / "troubled") == tables(two / "whole")
+
+
+def test_a_run_that_fails_is_named_the_others_go_on_and_it_is_made_up_for(two: Path) -> None:
+    results = json.loads((two / "failed" / "results-with-failure.json").read_text())
+    runs = {run["folder"]: run for arm in results["arms"] for run in arm["runs"]}
+    failed = runs.pop(str(Path(OBSTACLE).parent))
+    assert failed["status"] == "failed" and "holds other files" in failed["message"]
+    assert {run["status"] for run in runs.values()} == {"finished"}
+    assert results["status"] == "running" and results["runs_done"] == 3
+    (pair,) = results["comparisons"]
+    assert pair["pairs"] == 1, "a seed without its partner is no pair"
+    assert tables(two / "failed") == tables(two / "whole")
 
 
 @pytest.mark.slow

@@ -131,7 +131,8 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path, other: obje
         check_plan(tmp_path, other)  # type: ignore[arg-type]
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(RunError, match="holds other files"):
+@pytest.mark.parametrize(("file", "message"), [("thesis.tex", "holds other files"), ("config.yaml", "a single run")])
+def test_a_folder_with_other_files_is_refused(file: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises((RunError, PlanError), match=message):
         check_plan(tmp_path, tiny_plan())

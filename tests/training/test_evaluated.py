@@ -26,6 +26,7 @@ EVALUATED = (
     *("data.heldout_count=1500", "training.steps=6", "sampling.sampler=ddim", "sampling.steps=2"),
     *(f"evaluation.images={IMAGES}", "evaluation.weights=both", "evaluation.every=2", "evaluation.network=net.pt"),
 )
+SLOW = ("training.steps=2", "evaluation.weights=ema")
 BOTH = [(step, weights) for step in (2, 4, 6) for weights in ("ema", "raw")]
 
 
@@ -151,7 +152,10 @@ def test_a_recipe_that_asks_for_evaluations_is_told_if_there_are_none(tmp_path: 
 
 @pytest.fixture(scope="module")
 def together(place: Path) -> Path:
-    """Runs of two processes: `ddp`, the same `killed` twice, and `fsdp`, where every forward pass takes both."""
+    """Runs of two processes: `ddp`, the same `killed` twice, and `fsdp`, where every forward pass takes both.
+
+    In `slow`, the first process needs twice as long for an evaluation's figures as collectives wait.
+    """
     before = Path.cwd()
     os.chdir(place)
     plan = {"processes": 2, "evaluate": True, "overrides": EVALUATED}
@@ -160,6 +164,7 @@ def together(place: Path) -> Path:
             {"out": place / "ddp", **plan},
             {"out": place / "killed", "kills": 2, "seed": 1, **plan},
             {"out": place / "fsdp", **plan, "overrides": [*EVALUATED, "training.parallel=fsdp"]},
+            {"out": place / "slow", **plan, "overrides": [*EVALUATED, *SLOW], "measuring_seconds": 10},
         )
     finally:
         os.chdir(before)
@@ -170,6 +175,10 @@ def together(place: Path) -> Path:
 def test_two_processes_find_what_the_command_finds(kind: str, together: Path) -> None:
     assert [(one.step, one.weights) for one in read_evaluations(together / kind)] == BOTH
     assert_as_evaluated_afterwards(together / kind)
+
+
+def test_no_process_waits_in_a_collective_for_the_length_of_an_evaluation(together: Path) -> None:
+    assert [one.step for one in read_evaluations(together / "slow")] == [2]
 
 
 def test_two_processes_killed_again_and_again_have_the_evaluations_of_two_never_killed(together: Path) -> None:

@@ -73,7 +73,7 @@ def compare(
             show_plan(plan, folder, workers)
             return
         ending = run_comparison(plan, folder, workers=workers, watcher=choose_watcher(), command=command)
-    report(ending, plan, command)
+    report(ending, command)
 
 
 def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> list[Number]:
@@ -103,7 +103,7 @@ def show_plan(plan: Plan, folder: Path, workers: int | None) -> None:
     print_line(f"{count(used, 'worker')}, about {clock(estimate_seconds(plan, used))}, in {folder}")
 
 
-def report(ending: Ending, plan: Plan, command: str) -> None:
+def report(ending: Ending, command: str) -> None:
     """The tables, what went wrong, and how to go on; ends the process where the exit code says something."""
     from .comparing_tables import print_results
 

@@ -4,7 +4,8 @@ from .bands import Band, confidence_band
 from .curves import Curve
 from .intervals import Difference, Estimate, mean_interval, paired_difference, proportion_interval
 from .rates import Sensitivity, largest_stable_rate, rate_sensitivity
-from .speedup import Speedup, speedup
+from .speedup import speedup
+from .verdicts import Speedup
 
 __all__ = [
     "Band",

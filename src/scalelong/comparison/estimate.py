@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..training.display import Silent
 from .plan import Plan
 from .pool import available_cores
 
-WARM_UP, TIMED = 2, 5
+STEPS = 7
 
 
 def estimate_seconds(plan: Plan, workers: int) -> float:
@@ -29,14 +30,14 @@ def estimate_seconds(plan: Plan, workers: int) -> float:
 
 
 def seconds_per_step(config: Config) -> float:
+    """The median of a few steps: what a first one loads or allocates counts nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder) / "run")
+        run = Run(Path(folder))
         trainer = Trainer(config, run, find_start(run, config), display=Silent())
-        for _ in range(WARM_UP):
+        seconds = []
+        for _ in range(STEPS):
+            began = time.perf_counter()
             trainer.train_step()
-        began = time.perf_counter()
-        for _ in range(TIMED):
-            trainer.train_step()
-        seconds = time.perf_counter() - began
+            seconds.append(time.perf_counter() - began)
         trainer.batches.close()
-    return seconds / TIMED
+    return statistics.median(seconds)

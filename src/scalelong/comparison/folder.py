@@ -71,6 +71,8 @@ def check_plan(folder: Path, plan: Plan) -> None:
     """Raise unless the folder is new, or holds this comparison or a part of it."""
     before = read_plan(folder)
     if not before:
+        if Run(folder).exists:
+            raise PlanError(f"{folder} is the folder of a single run: choose another --out")
         check_folder(Run(folder))
         return
     arms = {arm["id"]: arm["config"] for arm in describe_plan(plan)["arms"]}

@@ -35,7 +35,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate
     """
     if not values or not all(map(math.isfinite, values)):
         return Estimate(None)
-    mean = statistics.fmean(values)
+    mean = statistics.mean(values)  # exact, so that equal values are their own mean
     if len(values) == 1:
         return Estimate(mean)
     half = student_quantile(confidence, len(values) - 1) * standard_error(values)
@@ -52,19 +52,16 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
         raise ValueError(f"pairs need as many first values as second ones, not {len(first)} and {len(second)}")
     differences = [one - other for one, other in zip(first, second, strict=True)]
     found = mean_interval(differences, confidence)
-    p = (
-        None
-        if found.value is None or found.low is None
-        else p_value(found.value, standard_error(differences), len(differences))
-    )
+    p = None if found.low is None else student_p(differences)
     return Difference(found.value, found.low, found.high, p, len(differences))
 
 
-def p_value(mean: float, error: float, count: int) -> float:
+def student_p(values: Sequence[float]) -> float:
     """Two-sided p of Student's test that the true mean is 0."""
+    mean, error = abs(statistics.mean(values)), standard_error(values)
     if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    return 1 - student_within(abs(mean) / error, count - 1)
+        return 0.0 if mean else 1.0
+    return max(0.0, 1 - student_within(mean / error, len(values) - 1))
 
 
 def standard_error(values: Sequence[float]) -> float:

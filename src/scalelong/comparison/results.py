@@ -19,7 +19,8 @@ from .intervals import Estimate, mean_interval, paired_difference, proportion_in
 from .outcome import SIGMAS
 from .plan import Arm, Plan
 from .rates import largest_stable_rate, rate_sensitivity
-from .speedup import Speedup, speedup
+from .speedup import speedup
+from .verdicts import Speedup
 
 FILE = "results.json"
 VERSION = 1

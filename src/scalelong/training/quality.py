@@ -32,22 +32,26 @@ class Quality:
 
     def evaluate(self, step: int, told: Callable[[], bool]) -> bool:
         """Whether it was done: False, and nothing is written to the log, if a process was told to stop."""
-        numbers: dict[str, float] = {}
         self.network.eval()
         with self.journal.watch.paused(), nullcontext() if self.sharded else plain(self.network):
-            for weights in self.config.chosen:
-                with self._with(weights):
-                    found = self.evaluator.evaluate(self.network, step, weights, told)
-                if found is None:
-                    break
-                numbers |= found.numbers()
-                self.journal.note(f"step {step}, {found}")
+            numbers = self._numbers(step, told)
         self.network.train()
         self._tidy()
-        if found is None:
+        if numbers is None:
             return False
         self.journal.record(step, numbers)
         return True
+
+    def _numbers(self, step: int, told: Callable[[], bool]) -> dict[str, float] | None:
+        numbers: dict[str, float] = {}
+        for weights in self.config.chosen:
+            with self._with(weights):
+                found = self.evaluator.evaluate(self.network, step, weights, told)
+            if found is None:
+                return None
+            numbers |= found.numbers()
+            self.journal.note(f"step {step}, {found}")
+        return numbers
 
     def _with(self, weights: Weights) -> AbstractContextManager[Any]:
         return self.ema.swap(self.network) if weights == "ema" else nullcontext()
