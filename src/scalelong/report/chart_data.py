@@ -49,20 +49,19 @@ def chart_table(chart: Chart) -> list[Table]:
 
 
 def view_table(chart: Chart, name: str, series: Sequence[Series]) -> Table:
-    columns = [(one.name, {x: show(y) for x, y in one.points} | ranges(one)) for one in series]
-    for one in series:
-        # The single runs are the curve only where there is no mean.
-        columns += (
-            []
-            if one.points
-            else [(f"{one.name}, {line.name}", {x: show(y) for x, y in line.points}) for line in one.members]
-        )
-    columns = [(name, cells) for name, cells in columns if cells]
+    columns = [column for one in series for column in columns_of(one) if column[1]]
     places = sorted({x for _, cells in columns for x in cells})
     every = -(-len(places) // TABLE_ROWS) or 1
     rows = [[show(x), *(cells.get(x, NOTHING) for _, cells in columns)] for x in places[::every]]
     note = f"Every {every}th point; all are in {chart.source}." if every > 1 else ""
     return Table(f"{chart.title}{f', {name}' if name else ''}", [chart.x, *(name for name, _ in columns)], rows, note)
+
+
+def columns_of(series: Series) -> list[tuple[str, dict[float, str]]]:
+    """The mean with its interval, or the single runs where there is no mean: a name, and a cell for each x."""
+    if series.points or series.band:
+        return [(series.name, {x: show(y) for x, y in series.points} | ranges(series))]
+    return [(f"{series.name}, {line.name}", {x: show(y) for x, y in line.points}) for line in series.members]
 
 
 def ranges(series: Series) -> dict[float, str]:

@@ -33,7 +33,9 @@ def comparison_part(key: str, comparison: Comparison, notes: Notes) -> Part:
         Section(f"{key}-setup", "What was run", setup(comparison, folders)),
     ]
     sections = [section for section in sections if section.blocks]
-    unusual = [(run.name, [*failure(run), *event_lines(folder)]) for _, run, folder in folders]
+    events = {run.name: event_lines(folder) for _, run, folder in folders}
+    every = [run for arm in comparison.arms for run in arm.runs]
+    unusual = [(run.name, [*failure(run), *events.get(run.name, [])]) for run in every]
     said = [as_text(line) for line in as_list(comparison.content.get("warnings"))]
     noted = [f"{folder.label}: {note}" for _, _, folder in folders for note in folder.notes]
     sections.insert(1, warnings_section(key, unusual, [*said, *comparison.notes, *notes.lines, *noted]))
@@ -85,10 +87,8 @@ def headline(key: str, comparison: Comparison) -> list[Block]:
         plot = speedups(f"{key}-speedup-{place}", comparison.setting_name(setting), here, comparison)
         # Said once is enough where there are many settings.
         blocks.append(replace(plot, half=len(settings) > 1, note=plot.note if place == 0 else ""))
-    if not found:
-        blocks.append(
-            Text(["No comparison could be made yet: it takes finished runs of the baseline and of a method."], "empty")
-        )
+    nothing = "No comparison could be made yet: it takes finished runs of the baseline and of a method."
+    blocks += [] if found else [Text([nothing], "empty")]
     return [*blocks, numbers_table(comparison), *difference_table(comparison)]
 
 
@@ -132,14 +132,9 @@ def numbers_table(comparison: Comparison) -> Table:
     columns += [comparison.fd_name] * has_fd + ["seconds per step", "parameters"]
     rows = []
     for arm in comparison.arms:
-        cells = [
-            comparison.name_of(arm),
-            f"{arm.finished} of {len(arm.runs)}",
-            diverged(arm),
-            final(arm, "loss"),
-        ]
-        cells += [final(arm, "fd")] * has_fd + [pace(arm), parameters(comparison, arm)]
-        rows.append(cells)
+        done = f"{arm.finished} of {len(arm.runs)}"
+        cells = [comparison.name_of(arm), done, diverged(arm), final(arm, "loss")]
+        rows.append([*cells, *[final(arm, "fd")] * has_fd, pace(arm), parameters(comparison, arm)])
     note = "Mean over seeds and its 95 % interval; diverged: share with its 95 % interval."
     return Table("The numbers", columns, rows, note)
 
@@ -175,21 +170,22 @@ def parameters(comparison: Comparison, arm: Arm) -> str:
 
 def difference_table(comparison: Comparison) -> list[Block]:
     """The paired differences at the end of training."""
-    rows = []
-    for one in as_dicts(comparison.content.get("comparisons")):
-        for key, name in (
-            ("final_loss", "held-out loss"),
-            ("final_fd", comparison.fd_name),
-            ("oscillation", "oscillation"),
-        ):
-            found = as_dict(one.get(key))
-            estimate = Estimate.of(found, "difference")
-            if estimate.value is not None:
-                arm = comparison.arm(as_text(one.get("arm")))
-                base = comparison.arm(as_text(one.get("baseline")))
-                head = f"{arm.label if arm else one.get('arm')} − {base.label if base else one.get('baseline')}"
-                setting = as_text(one.get("setting"), NOTHING)
-                rows.append((head, setting, name, show_estimate(estimate, 3), show(found.get("p"), 2)))
+    names = {"final_loss": "held-out loss", "final_fd": comparison.fd_name, "oscillation": "oscillation"}
+    pairs = as_dicts(comparison.content.get("comparisons"))
+    rows = [row for one in pairs for key, name in names.items() for row in difference_row(comparison, one, key, name)]
     note = "Below 0 the method is lower. p is of a paired test; it is not corrected for the number of rows."
     columns = ("pair", "setting", "what", "difference (95 % interval)", "p")
     return [Table("Paired differences at the end", columns, rows, note, folded=True)] if rows else []
+
+
+def difference_row(comparison: Comparison, one: dict[str, Any], key: str, name: str) -> list[tuple[str, ...]]:
+    """One row, or none where it was not measured."""
+    found = as_dict(one.get(key))
+    estimate = Estimate.of(found, "difference")
+    if estimate.value is None:
+        return []
+    given = [as_text(one.get(side), NOTHING) for side in ("arm", "baseline")]
+    arms = [comparison.arm(side) for side in given]
+    pair = " − ".join(arm.label if arm else side for arm, side in zip(arms, given, strict=True))
+    setting = as_text(one.get("setting"), NOTHING)
+    return [(pair, setting, name, show_estimate(estimate, 3), show(found.get("p"), 2))]

@@ -36,18 +36,15 @@ class IntervalScale:
         """0 … 100, clipped to the plot."""
         if self.log and value <= 0:
             return 0.0
-        a, b, x = (
-            (math.log(v) for v in (self.low, self.high, max(min(value, 1e300), 1e-300)))
-            if self.log
-            else (self.low, self.high, value)
-        )
-        if math.isinf(x):
-            return 100.0 if x > 0 else 0.0
-        share = MARGIN + (1 - 2 * MARGIN) * (x - a) / (b - a)
+        if math.isinf(value):
+            return 100.0 if value > 0 else 0.0
+        ends = (value, self.low, self.high)
+        x, low, high = map(math.log, ends) if self.log else ends
+        share = MARGIN + (1 - 2 * MARGIN) * (x - low) / (high - low)
         return round(100 * min(1.0, max(0.0, share)), 2)
 
     def span(self, estimate: Estimate) -> tuple[float, float] | None:
-        """Both ends of an interval; an end that is not known is where the plot ends."""
+        """Both ends of an interval; None where one is not known."""
         low, high = estimate.low, estimate.high
         if low is None or high is None or math.isnan(low) or math.isnan(high):
             return None
@@ -55,10 +52,8 @@ class IntervalScale:
 
     def ticks(self) -> Sequence[tuple[float, str]]:
         """A few round numbers and where they are."""
-        return [
-            (self.place(value), show(value, 3))
-            for value in (log_ticks if self.log else linear_ticks)(self.low, self.high)
-        ]
+        ticks = log_ticks(self.low, self.high) if self.log else linear_ticks(self.low, self.high)
+        return [(self.place(tick), show(tick, 3)) for tick in ticks]
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -85,10 +85,9 @@ def render(content: Content, *, live: bool = False) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     style, script = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "chart.js"))
+    charts = [chart_data(chart) for chart in content.charts]
     loader = FileSystemLoader(TEMPLATES)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals.update(scale_of=IntervalScale.of, table_of=chart_table)
     return environment.get_template("page.html").render(
         content=content,
@@ -96,9 +95,7 @@ def render(content: Content, *, live: bool = False) -> str:
         policy=policy(style, script),
         style=style,
         script=script,
-        data=embedded(
-            {"charts": [chart_data(chart) for chart in content.charts], "reload": RELOAD_SECONDS if live else 0}
-        ),
+        data=embedded({"charts": charts, "reload": RELOAD_SECONDS if live else 0}),
         live=live,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )
