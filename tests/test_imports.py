@@ -14,11 +14,21 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "scalelong"
 
 OPTIONAL = {
     *("accelerate", "datasets", "diffusers", "transformers", "torchmetrics", "safetensors", "scipy", "sklearn"),
-    *("matplotlib", "plotly", "jinja2", "typer", "rich", "pydantic", "yaml", "tensorboard", "timm", "einops"),
+    *("matplotlib", "jinja2", "typer", "rich", "pydantic", "yaml", "tensorboard", "timm", "einops"),
 }
 
 BASE = {"skips", "models", "diffusion", "data"}
-EVERYTHING = BASE | {"files", "process", "training", "evaluation", "stability", "report", "cli", "__init__"}
+EVERYTHING = BASE | {
+    "files",
+    "process",
+    "training",
+    "evaluation",
+    "stability",
+    "comparison",
+    "report",
+    "cli",
+    "__init__",
+}
 
 # The packages of ours that each one may import, besides itself.
 ALLOWED: dict[str, set[str]] = {
@@ -31,7 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "training": BASE | {"files"},
     "evaluation": BASE | {"training"},
     "stability": BASE | {"training"},
-    "report": set(),
+    "comparison": BASE | {"files", "training", "evaluation", "stability"},
+    "report": {"files"},
     "cli": EVERYTHING,
     "__main__": {"cli"},
     "__init__": EVERYTHING,

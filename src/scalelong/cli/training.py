@@ -91,7 +91,13 @@ def train(
         monitor = None
         if config.training.monitor_every is not None:
             from ..stability.monitor import SkipMonitor as monitor
-        result = run_training(config, folder, resume, display=choose_display(), monitor=monitor)
+        evaluate = None
+        if config.evaluation.every is not None:
+            with needs_extra("eval"):
+                from ..evaluation import Evaluator
+
+            evaluate = Evaluator.open
+        result = run_training(config, folder, resume, display=choose_display(), monitor=monitor, evaluate=evaluate)
     report(result)
     if result.signal is not None:
         sys.exit(128 + result.signal)

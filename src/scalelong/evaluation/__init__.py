@@ -3,12 +3,14 @@
 from .evaluate import Plan, evaluate_network, evaluate_run
 from .features import FeatureError, FeatureNetwork, load_features
 from .metrics import Figure, frechet_distance, frechet_figure, kernel_distance, precision_recall
+from .periodic import Evaluator
 from .references import build_reference
 from .results import Evaluation, NotComparable, compare, read_evaluations
 from .statistics import Moments, Reference, Statistics, load_reference, save_reference, statistics_of
 
 __all__ = [
     "Evaluation",
+    "Evaluator",
     "FeatureError",
     "FeatureNetwork",
     "Figure",

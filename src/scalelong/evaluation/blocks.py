@@ -46,9 +46,12 @@ class Blocks:
 
     def compute(self, share: Share = WHOLE) -> Tensor | None:
         """Compute what is missing; the first process waits for the others and returns all. Shape: (N, D), float32."""
+        own = range(share.rank, len(self.names()), share.world)
+        if share.rank and not own:
+            return None  # The folder may be gone by now.
         store = PreparedFolder(self.folder)
         index = store.begin(self.facts)
-        for number in range(share.rank, len(self.names()), share.world):
+        for number in own:
             self._report(store, index)
             if store.verified(self.names()[number], index) is None:
                 self._add(store, number)

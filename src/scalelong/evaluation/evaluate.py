@@ -53,11 +53,14 @@ class Draws:
     condition: Condition
     seed: int = 0
 
+    def images(self, start: int, stop: int) -> Tensor:
+        """Some of them. Shape: (stop − start, C, H, W), uint8."""
+        condition = self.condition[slice(start, stop)]
+        return draw(self.model, self.config, self.conditioning, condition, count=stop - start, seed=self.seed + start)
+
     def features(self, network: FeatureNetwork, start: int, stop: int) -> Tensor:
         """Of some of the images. Shape: (stop − start, D)."""
-        condition = self.condition[slice(start, stop)]
-        images = draw(self.model, self.config, self.conditioning, condition, count=stop - start, seed=self.seed + start)
-        return network(images)
+        return network(self.images(start, stop))
 
 
 def evaluate_network(

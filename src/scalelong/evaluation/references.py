@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from ..data.facts import short_hash
 from ..data.images import choose_rows, decode_plan, narrow, plan_rows, spread
 from ..data.prepare import WHOLE, Share
 from ..data.tables import Table
+from ..training.run import fcntl
+from ..training.sample_folder import wait_until
 from .blocks import BLOCK, Blocks
 from .features import FeatureNetwork, hash_of_images
 from .metrics import shuffled
@@ -77,20 +80,65 @@ def build_reference(
 ) -> Path | None:
     """The file of a dataset's statistics, made if it is not there; None in processes that are not the first."""
     pictures = open_pictures(data, images)
-    facts: Facts = {**network_facts(network), "data": pictures.content()}
-    path = folder / f"{Path(data.source).stem.replace(':', '-')}-{Path(network.name).stem}-{short_hash(facts)}.npz"
+    facts = facts_of(pictures, network)
+    path = folder / file_name(data, network, facts)
     if path.is_file():
         load_reference(path)
         return path if share.rank == 0 else None
+    return fill_reference(path, pictures, facts, network, share, progress)
+
+
+def await_reference(
+    data: DataConfig, network: FeatureNetwork, share: Share = WHOLE, *, folder: Path = FOLDER
+) -> Reference:
+    """A dataset's statistics in every process, made by all of them if they are not there."""
+    pictures = open_pictures(data)
+    facts = facts_of(pictures, network)
+    path = folder / file_name(data, network, facts)
+    if not path.is_file():
+        fill_reference(path, pictures, facts, network, share)
+    wait_until(path.is_file)
+    return load_reference(path)
+
+
+def facts_of(pictures: Pictures, network: FeatureNetwork) -> Facts:
+    return {**network_facts(network), "data": pictures.content()}
+
+
+def file_name(data: DataConfig, network: FeatureNetwork, facts: Facts) -> str:
+    return f"{Path(data.source).stem.replace(':', '-')}-{Path(network.name).stem}-{short_hash(facts)}.npz"
+
+
+def fill_reference(
+    path: Path,
+    pictures: Pictures,
+    facts: Facts,
+    network: FeatureNetwork,
+    share: Share,
+    progress: Progress | None = None,
+) -> Path | None:
+    """Compute a dataset's statistics; returns the file in the first process."""
 
     def make(start: int, stop: int) -> Tensor:
         return network(pictures.read(start, stop))
 
-    blocks = path.with_suffix(".blocks")
-    features = Blocks(blocks, facts, len(pictures), make, progress).compute(share)
-    if features is None:
+    blocks = Blocks(path.with_suffix(".blocks"), facts, len(pictures), make, progress)
+    if share.rank:
+        blocks.compute(share)
         return None
-    kept = shuffled(features)[:KEPT]
-    save_reference(path, Reference(statistics_of(features), facts, kept))
-    shutil.rmtree(blocks)
+    with turn_in(path.parent):
+        # Else another command made it in the meantime.
+        if not path.is_file() and (features := blocks.compute(share)) is not None:
+            save_reference(path, Reference(statistics_of(features), facts, shuffled(features)[:KEPT]))
+            shutil.rmtree(blocks.folder)
     return path
+
+
+@contextmanager
+def turn_in(folder: Path) -> Iterator[None]:
+    """Wait until no other command makes statistics in the folder: runs that start together want the same file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -40,6 +40,22 @@ class Evaluation:
     weights: str
     """Of the evaluated network: ema or raw."""
 
+    def __str__(self) -> str:
+        return f"{self.weights}: {', '.join(f'{name} {figure}' for name, figure in self.figures.items())}"
+
+    def numbers(self) -> dict[str, float]:
+        """The figures and their intervals by flat names, as metrics.jsonl has them.
+
+        >>> Evaluation({}, {"FID": Figure(3.0, 0.1, 2.8, 3.2)}, step=10, weights="raw").numbers()
+        {'FID_raw': 3.0, 'FID_raw_low': 2.8, 'FID_raw_high': 3.2}
+        """
+        suffix = "" if self.weights == "ema" else f"_{self.weights}"
+        numbers = {}
+        for name, figure in self.figures.items():
+            ends = {"": figure.value, "_low": figure.low, "_high": figure.high}
+            numbers |= {f"{name}{suffix}{end}": value for end, value in ends.items() if value is not None}
+        return numbers
+
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Evaluation:
         figures = {name: Figure(**figure) for name, figure in content["figures"].items()}
@@ -66,7 +82,20 @@ def record(folder: Path, found: Sequence[Evaluation]) -> Path:
     """Write evaluations to a run's file, in the place of earlier ones of the same checkpoint and facts."""
     path, new = folder / FILE, [identity(one) for one in found]
     kept = [one for one in read_evaluations(path) if identity(one) not in new] if path.is_file() else []
-    content = to_json([asdict(one) for one in [*kept, *found]])
+    return write_evaluations(path, [*kept, *found])
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Leave out the evaluations of later steps, which a run that goes on from this step has not done yet."""
+    path = folder / FILE
+    before = read_evaluations(path) if path.is_file() else []
+    kept = [one for one in before if one.step <= step]
+    if len(kept) < len(before):
+        write_evaluations(path, kept)
+
+
+def write_evaluations(path: Path, evaluations: Sequence[Evaluation]) -> Path:
+    content = to_json([asdict(one) for one in evaluations])
     write_whole(path, lambda temporary: Files().write_bytes(temporary, content))
     return path
 

@@ -23,6 +23,7 @@ from .sections import Fraction, Pair, Positive, Section, Whole, require, shape
 __all__ = [
     "Config",
     "DiffusionConfig",
+    "EvaluationConfig",
     "LabelConfig",
     "ModelConfig",
     "OptimConfig",
@@ -32,8 +33,13 @@ __all__ = [
     "TrainingConfig",
     "UNetConfig",
     "UViTConfig",
+    "Weights",
     "method_options",
 ]
+
+
+Weights = Literal["ema", "raw"]
+"""The averaged weights, or those of the last step."""
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
@@ -145,6 +151,23 @@ class SamplingConfig(Section):
     """w of ε(∅) + w·(ε(c) − ε(∅)): 1 = the condition as it is, more = stronger. U-ViT's scale s is w = 1 + s."""
 
 
+class EvaluationConfig(Section):
+    """How good drawn images are while a run trains: what `scalelong evaluate` would find at these steps."""
+
+    every: Whole | None = None
+    """Steps between evaluations; the last step is evaluated too. null = never."""
+    images: Annotated[int, Field(ge=20)] = 1000
+    """Drawn as the `sampling:` block says, guidance included. Only equal numbers of images can be compared."""
+    network: str = "efficientnet-lite0"
+    """The feature network, as for `scalelong evaluate --network`."""
+    weights: Literal["ema", "raw", "both"] = "ema"
+
+    @property
+    def chosen(self) -> tuple[Weights, ...]:
+        """One after the other."""
+        return ("ema", "raw") if self.weights == "both" else (self.weights,)
+
+
 def method_options(method: str) -> list[str]:
     """The keys of the `scaling:` block that a method takes, besides `where`."""
     kind = METHODS[method]
@@ -195,6 +218,7 @@ class Config(Section):
     optim: OptimConfig
     training: TrainingConfig
     sampling: SamplingConfig = SamplingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     scaling: ScalingConfig = ScalingConfig()
 
     @property

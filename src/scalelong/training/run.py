@@ -19,7 +19,7 @@ import torch
 
 from ..files import write_whole
 from .checkpoint import CheckpointStore
-from .config import Config
+from .config import Config, EvaluationConfig
 from .metrics import MetricsLog
 from .recipes import RecipeError, parse_recipe, to_yaml
 
@@ -40,6 +40,7 @@ FREE = {"name", "description", "data.workers", "data.prepared"} | {
         *("keep_last", "max_skipped", "monitor_every", "trackers", "parallel"),
     )
 }
+FREE |= {f"evaluation.{key}" for key in EvaluationConfig.model_fields}
 
 
 class RunError(ValueError):

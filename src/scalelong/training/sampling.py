@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,13 @@ from ..diffusion import sample, to_uint8
 from .build import build_model, build_process
 from .checkpoint import Checkpoint
 from .conditions import NOTHING, Condition, Conditioning, conditioning_of, spread_labels
-from .config import Config
+from .config import Config, Weights
 from .engine import best_device
 from .inputs import Inputs, open_inputs
 from .manifest import MANIFEST
 from .run import Run, RunError
 from .sample_folder import Draw, Progress, Ranks, SampleFolder
 
-Weights = Literal["ema", "raw"]
 Conditions = Callable[[range], Condition]
 """The conditions of the images of these numbers."""
 

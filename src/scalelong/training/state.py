@@ -38,6 +38,8 @@ class TrainState:
     loss_sum: float = 0.0
     """Losses since the last logged step, and how many they are."""
     loss_count: int = 0
+    evaluated: int = 0
+    """The last step whose drawn images were evaluated."""
 
     def tensors(self, keep: bool = True) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds, whole; shards are gathered by all processes, and those that `keep` get it."""
@@ -61,6 +63,7 @@ class TrainState:
             "offset": self.offset,
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
+            "evaluated": self.evaluated,
             "metrics_size": metrics_size,
             "data": [dict(stream) for stream in data],
             "monitor": monitor,
@@ -103,4 +106,5 @@ class TrainState:
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
         self.step, self.loss_sum, self.loss_count = state["step"], state["loss_sum"], state["loss_count"]
+        self.evaluated = state.get("evaluated", 0)  # Older checkpoints have none.
         return state

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Stopwatch:
@@ -16,8 +18,18 @@ class Stopwatch:
         self._first_step = self._lap_step = step
         self._first_time = self._lap_time = time.perf_counter()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """For work that is no part of training: no rate counts it."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            away = time.perf_counter() - begin
+            self._first_time, self._lap_time = self._first_time + away, self._lap_time + away
+
     def lap(self, step: int) -> dict[str, float]:
-        """Seconds since the start, and images per second since the last lap."""
+        """Seconds since the start, and images per second since the last lap; neither counts pauses."""
         now = time.perf_counter()
         rate = (step - self._lap_step) * self.images_per_step / max(now - self._lap_time, 1e-9)
         self._lap_step, self._lap_time = step, now

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.prepare import Share
 from .build import build_model, build_process
 from .checkpoint import Checkpoint
 from .conditions import Condition, conditioning_of, spread_labels
@@ -29,6 +30,7 @@ from .inputs import open_inputs
 from .journal import Journal
 from .objective import Noised, Objective
 from .pictures import save_grid
+from .quality import MakeEvaluator, Quality
 from .resume import Start, find_start
 from .run import Run, RunError, environment
 from .sampling import draw, heldout_condition
@@ -64,16 +66,18 @@ def train(
     *,
     display: Display | None = None,
     monitor: MakeMonitor | None = None,
+    evaluate: MakeEvaluator | None = None,
 ) -> Result:
     """Train a recipe in a run folder, or go on with the run in it; a finished one is left as it is.
 
-    `monitor` is SkipMonitor, which is made if the recipe sets training.monitor_every.
+    `monitor` is SkipMonitor, which is made if the recipe sets training.monitor_every, and `evaluate` is Evaluator.open,
+    which is called if it sets evaluation.every.
     """
     run = Run(Path(out))
     start = find_start(run, config, resume)
     if start.step >= config.training.steps:
         return Result(run.folder, start.step, config.training.steps, trained=0)
-    trainer = Trainer(config, run, start, display=display, monitor=monitor)
+    trainer = Trainer(config, run, start, display=display, monitor=monitor, evaluate=evaluate)
     try:
         return trainer.run()
     finally:
@@ -91,6 +95,7 @@ class Trainer:
         *,
         display: Display | None = None,
         monitor: MakeMonitor | None = None,
+        evaluate: MakeEvaluator | None = None,
     ) -> None:
         self.config, self.folder, self.begin = config, run, start
         self.accelerator = build_accelerator(config.training, run.folder)
@@ -104,6 +109,7 @@ class Trainer:
         self._build_data(rank, world)
         self._build_model()
         self.monitor = self._build_monitor(monitor)
+        self.quality = self._build_quality(evaluate)
         self.store = run.checkpoints(config.training.keep_last)
 
     def _build_data(self, rank: int, world: int) -> None:
@@ -143,6 +149,19 @@ class Trainer:
             return None
         return make(self.model, every=every, probe_every=10 * every, scaler=self.accelerator.scaler)
 
+    def _build_quality(self, evaluate: MakeEvaluator | None) -> Quality | None:
+        config = self.config.evaluation
+        if evaluate is None or config.every is None:
+            return None
+        evaluator = evaluate(
+            self.config,
+            self.folder.folder,
+            (self.conditioning, self._condition(config.images)),
+            share=Share(self.accelerator.process_index, self.accelerator.num_processes),
+            together=self.sharded,
+        )
+        return Quality(evaluator, config, self.network, self.state.ema, self.journal, sharded=self.sharded)
+
     def run(self) -> Result:
         """Train to the end, or until a signal comes; returns how far it came."""
         # Dropout draws from the global generators, which are the caller's.
@@ -157,6 +176,8 @@ class Trainer:
         self.journal.start(first)
         try:
             with self.signals, self.monitor or nullcontext():
+                if self.state.evaluated != first and self._is_evaluated(first):
+                    self._evaluate_images()  # A signal stopped it before.
                 while self.state.step < steps and not self.stopping:
                     self._advance()
         finally:
@@ -171,6 +192,8 @@ class Trainer:
         """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
         start, config = self.begin, self.config
         size = 0 if start.checkpoint is None else self._load(start.checkpoint)
+        if self.quality is not None:
+            self.quality.begin(start.step)
         self.accelerator.wait_for_everyone()
         if self.is_main:
             facts = environment(
@@ -187,6 +210,8 @@ class Trainer:
         self.journal.begin(config)
         if config.training.monitor_every is not None and self.monitor is None:
             self.journal.note("training.monitor_every: nothing is read, as train() got no monitor=SkipMonitor")
+        if config.evaluation.every is not None and self.quality is None:
+            self.journal.note("evaluation.every: nothing is evaluated, as train() got no evaluate=Evaluator.open")
         if start.checkpoint is not None:
             self.journal.note(f"going on from step {start.step} ({start.checkpoint.path})")
         if start.checkpoint is None or not start.own:
@@ -217,9 +242,11 @@ class Trainer:
         last = step == training.steps
         if step % training.log_every == 0 or last:
             self._log(verdict.grad_norm)
-        heldout = self._evaluate() if is_due(training.eval_every, step, last) else None
+        heldout = self._heldout_loss() if is_due(training.eval_every, step, last) else None
         if is_due(training.sample_every, step, last):
             self._draw_samples()
+        if self._is_evaluated(step):
+            self._evaluate_images()
         if step % training.checkpoint_every == 0 or last or self.stopping:
             self._save(heldout)
 
@@ -320,6 +347,8 @@ class Trainer:
         self.state.roll_back(checkpoint)
         if self.monitor is not None:
             self.monitor.seek(self.state.step)
+        if self.quality is not None:
+            self.quality.begin(self.state.step)
         self.journal.record(self.state.step, {"event": "rollback", "from_step": bad})
         self.journal.note(f"went back from step {bad} to the checkpoint of step {checkpoint.step}")
 
@@ -331,7 +360,7 @@ class Trainer:
         rate = learning_rate(self.config.optim, state.step - 1)
         self.journal.log(state.step, loss=loss, lr=rate, grad_norm=grad_norm)
 
-    def _evaluate(self) -> float:
+    def _heldout_loss(self) -> float:
         """The held-out loss of the averaged weights, by which the best checkpoint is kept."""
         raw = self.heldout.loss(self.network)
         with self.state.ema.swap(self.network):
@@ -344,17 +373,34 @@ class Trainer:
         """A grid of images from the averaged weights, always of the same noise; shards need every process for it."""
         if self.is_main or self.sharded:
             with self.state.ema.swap(self.network.eval()):
-                images = draw(self.network, self.config, self.conditioning, self._grid_condition(), count=GRID_IMAGES)
+                condition = self._condition(GRID_IMAGES)
+                images = draw(self.network, self.config, self.conditioning, condition, count=GRID_IMAGES)
             self.network.train()
             if self.is_main:
                 save_grid(images, self.folder.samples / f"step-{self.state.step:06d}.png")
         self.accelerator.wait_for_everyone()
 
-    def _grid_condition(self) -> Condition:
+    def _is_evaluated(self, step: int) -> bool:
+        """Whether the images of a step are to be evaluated."""
+        last = step == self.config.training.steps
+        return step > 0 and self.quality is not None and is_due(self.config.evaluation.every, step, last)
+
+    def _evaluate_images(self) -> None:
+        """How good drawn images are; a signal stops it, and then the run, which evaluates this step when it goes on."""
+        assert self.quality is not None
+        state = self.state
+        if not self.stopping and self.quality.evaluate(state.step, lambda: self.signals.received is not None):
+            state.evaluated = state.step
+            return
+        self.stopping = True
+        if state.step == self.config.training.steps:
+            self.journal.note(f"the last step was not evaluated: scalelong evaluate {self.folder.folder}")
+
+    def _condition(self, count: int) -> Condition:
         """Class after class, or the captions of held-out images."""
         if self.config.text is None:
-            return spread_labels(self.config, GRID_IMAGES)
-        return heldout_condition(self.inputs, self.conditioning, GRID_IMAGES)
+            return spread_labels(self.config, count)
+        return heldout_condition(self.inputs, self.conditioning, count)
 
     def _save(self, metric: float | None = None) -> None:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""

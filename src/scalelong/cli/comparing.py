@@ -1,0 +1,123 @@
+"""The command that compares methods by matched runs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from .errors import fail
+from .tables import count, print_line
+from .training import Overrides, run_errors
+
+if TYPE_CHECKING:
+    from ..comparison.plan import Plan
+    from ..comparison.runner import Ending
+
+COMPARE = """Train a recipe with several methods from the same start, on the same batches and noise, and compare them.
+
+Runs are shared among the cores. The same command again goes on where it was stopped, and with more seeds or methods
+extends the comparison. Results: results.json, results.csv and curves.csv in the folder. A method may carry options:
+cs:kappa=0.5, ls:ratio=4:activation=elu. The baseline is none, or the first method if none is not among them.
+
+Ctrl-C or SIGTERM: every run is saved, and the exit code is 130 or 143. Exit code 1: a run failed. Exit code 2: the
+comparison could not be made as asked, and one line says why. A run that diverges is a result.
+
+\b
+Examples:
+  scalelong compare digits
+  scalelong compare digits --methods none,cs:kappa=0.5,cs,ls --seeds 8
+  scalelong compare digits --methods none,cs --lr 2e-3,4e-3,8e-3,1.6e-2
+  scalelong compare digits --methods none,ls --depth 6,10,14 --batch 32,128 --steps 1000
+  scalelong compare cifar10-tiny-uvit --set data.source=../shared/data/cifar10 --dry-run"""
+
+Number = TypeVar("Number", int, float)
+
+
+def compare(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A name, or the path of a .yaml file.")],
+    methods: Annotated[str, typer.Option(metavar="NAME[:OPTION=VALUE],…", help="What is compared.")] = (
+        "none,uniform,cs,ls"
+    ),
+    seeds: Annotated[int, typer.Option(help="Runs of each method; seed k is the recipe's plus k.")] = 5,
+    lr: Annotated[str | None, typer.Option(metavar="RATE,…", help="Every method at every rate.")] = None,
+    depth: Annotated[str | None, typer.Option(metavar="DEPTH,…", help="Every method at every depth.")] = None,
+    batch: Annotated[str | None, typer.Option(metavar="SIZE,…", help="Every method at every batch size.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; else the recipe's.")] = None,
+    overrides: Overrides = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core, or GPU.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder; runs/<recipe>-comparison if not given.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")] = False,
+) -> None:
+    command = shlex.join(["scalelong", *sys.argv[1:]])
+    with run_errors():
+        from ..comparison.plan import make_plan
+        from ..comparison.runner import compare as run_comparison
+        from .comparing_display import choose_watcher
+
+        plan = make_plan(
+            recipe,
+            [part.strip() for part in methods.split(",") if part.strip()],
+            seeds=seeds,
+            rates=numbers("--lr", lr, float),
+            depths=numbers("--depth", depth, int),
+            batches=numbers("--batch", batch, int),
+            overrides=[*(overrides or []), *([] if steps is None else [f"training.steps={steps}"])],
+        )
+        folder = out or Path("runs") / f"{plan.recipe}-comparison"
+        if dry_run:
+            show_plan(plan, folder, workers)
+            return
+        ending = run_comparison(plan, folder, workers=workers, watcher=choose_watcher(), command=command)
+    report(ending, command)
+
+
+def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> list[Number]:
+    """The values of an option that takes several."""
+    try:
+        return [kind(part) for part in (text or "").split(",") if part.strip()]
+    except ValueError:
+        fail(f"{option} takes numbers with commas between them, not {text!r}")
+
+
+def show_plan(plan: Plan, folder: Path, workers: int | None) -> None:
+    from ..comparison.estimate import estimate_seconds
+    from ..comparison.folder import check_plan
+    from ..comparison.runner import default_workers
+    from ..training.display import clock
+
+    check_plan(folder, plan)
+    used = min(workers or default_workers(), len(plan.runs))
+    for arm in plan.arms:
+        print_line(f"{arm.id}: {arm.label}, {arm.setting}")
+    training = plan.arms[0].config.training
+    print_line(
+        f"{count(len(plan.runs), 'run')}: {count(len(plan.arms), 'arm')} × {count(len(plan.seeds), 'seed')} "
+        f"({', '.join(map(str, plan.seeds))}), {count(plan.steps, 'step')} each; "
+        f"held-out loss every {training.eval_every}, checkpoint every {training.checkpoint_every}"
+    )
+    print_line(f"{count(used, 'worker')}, about {clock(estimate_seconds(plan, used))}, in {folder}")
+
+
+def report(ending: Ending, command: str) -> None:
+    """The tables, what went wrong, and how to go on; ends the process where the exit code says something."""
+    from .comparing_tables import print_results
+
+    print_results(ending.results)
+    for folder, message in ending.failures.items():
+        typer.echo(f"failed: {folder}: {message}", err=True)
+    names = ("results.json", "results.csv", "curves.csv")
+    print_line(f"results: {', '.join(str(ending.folder / name) for name in names)}")
+    if ending.signal is not None:
+        done, total = ending.results["runs_done"], ending.results["runs_total"]
+        print_line(f"stopped and saved: {done} of {count(total, 'run')} done. To go on: {command}")
+        sys.exit(128 + ending.signal)
+    if ending.failures:
+        print_line(
+            f"{count(len(ending.failures), 'run')} failed, see {ending.folder / 'workers.log'}. Again: {command}"
+        )
+        sys.exit(1)

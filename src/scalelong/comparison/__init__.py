@@ -1,0 +1,24 @@
+"""Matched runs of several methods, and what they show: speed-ups, differences and bands with honest intervals."""
+
+from .bands import Band, confidence_band
+from .curves import Curve
+from .intervals import Difference, Estimate, mean_interval, paired_difference, proportion_interval
+from .rates import Sensitivity, largest_stable_rate, rate_sensitivity
+from .speedup import speedup
+from .verdicts import Speedup
+
+__all__ = [
+    "Band",
+    "Curve",
+    "Difference",
+    "Estimate",
+    "Sensitivity",
+    "Speedup",
+    "confidence_band",
+    "largest_stable_rate",
+    "mean_interval",
+    "paired_difference",
+    "proportion_interval",
+    "rate_sensitivity",
+    "speedup",
+]

@@ -1,0 +1,300 @@
+"""From the runs of a comparison to what they show: one JSON-ready table, rewritten whenever a run ends."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..stability.readings import storable
+from ..training.run import git_commit, versions
+from .bands import confidence_band
+from .collect import RunRecord, Series
+from .curves import Curve
+from .intervals import Estimate, mean_interval, paired_difference, proportion_interval
+from .outcome import SIGMAS
+from .plan import Arm, Plan
+from .rates import largest_stable_rate, rate_sensitivity
+from .speedup import speedup
+from .verdicts import Speedup
+
+FILE = "results.json"
+VERSION = 1
+CONFIDENCE = 0.95
+
+Records = Mapping[str, Sequence[RunRecord]]
+"""By arm, one for each seed, in the plan's order."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is known of a comparison besides its runs' folders."""
+
+    command: str
+    created: str
+    updated: str
+    workers: int
+    threads: int
+    active: frozenset[str] = frozenset()
+    """The folders of runs that are being trained."""
+    failures: tuple[tuple[str, str], ...] = ()
+    """The folders of runs that failed, and why."""
+    warnings: tuple[str, ...] = ()
+    parameters: tuple[tuple[str, int], ...] = ()
+    """Of each arm."""
+
+
+def summarise(plan: Plan, records: Records, session: Session) -> dict[str, Any]:
+    """Everything in results.json; what cannot be had is null."""
+    arms = [describe_arm(arm, records[arm.id], session) for arm in plan.arms]
+    done = sum(run["status"] in ("finished", "diverged") for arm in arms for run in arm["runs"])
+    content = {
+        "version": VERSION,
+        "recipe": plan.recipe,
+        "description": plan.arms[0].config.description,
+        "command": session.command,
+        "created": session.created,
+        "updated": session.updated,
+        "status": "finished" if done == len(plan.runs) else "running",
+        "runs_done": done,
+        "runs_total": len(plan.runs),
+        "environment": environment(session),
+        "steps": plan.steps,
+        "baseline": plan.baseline.id,
+        "confidence": CONFIDENCE,
+        "parameters": dict(session.parameters),
+        "arms": arms,
+        "comparisons": [describe_pair(arm, base, records) for arm, base in plan.pairs()],
+        "rate_sensitivity": describe_rates(plan, records),
+        "warnings": [*session.warnings, *cautions(plan, records)],
+    }
+    return storable(content)
+
+
+def environment(session: Session) -> dict[str, Any]:
+    return {**software(), "threads": session.threads, "workers": session.workers}
+
+
+@cache
+def software() -> dict[str, Any]:
+    return {
+        "versions": {"python": platform.python_version(), **versions()},
+        "commit": git_commit(Path(__file__).parent),
+        "platform": platform.platform(),
+    }
+
+
+def describe_arm(arm: Arm, runs: Sequence[RunRecord], session: Session) -> dict[str, Any]:
+    diverged = [run for run in runs if run.outcome is not None and run.outcome.status == "diverged"]
+    ended = [run for run in runs if run.outcome is not None]
+    low, high = proportion_interval(len(diverged), len(ended))
+    return {
+        "id": arm.id,
+        "label": arm.label,
+        "method": arm.method.name,
+        "options": arm.options,
+        "lr": arm.lr,
+        "depth": arm.depth,
+        "batch": arm.batch,
+        "setting": arm.setting,
+        "initial_loss": initial_loss(runs),
+        "final_loss": as_dict(mean_interval([run.final_loss for run in ended])),
+        "final_fd": mean_distance(ended),
+        "runs": [describe_run(run, session) for run in runs],
+        "loss_curve": describe_curves([run.losses for run in runs]),
+        "fd_curve": describe_distances(runs),
+        "oscillation": {kind: mean_of_runs([run.oscillation.get(kind) for run in ended]) for kind in OSCILLATIONS},
+        "oscillation_curve": describe_oscillation(runs),
+        "diverged": {"count": len(diverged), "of": len(ended), "low": low, "high": high},
+        "coefficients": describe_coefficients(runs),
+        "noise_robustness": describe_noise(ended),
+    }
+
+
+OSCILLATIONS = ("feature", "gradient")
+
+
+def describe_run(run: RunRecord, session: Session) -> dict[str, Any]:
+    return {
+        "seed": run.seed,
+        "folder": run.folder,
+        "status": status_of(run, session),
+        "step": run.step,
+        "seconds": run.seconds,
+        "seconds_per_step": run.seconds_per_step,
+        "final_loss": run.losses.last if run.outcome is not None else None,
+        "final_fd": run.distances.last if run.outcome is not None else None,
+        "message": run.outcome.message if run.outcome is not None else dict(session.failures).get(run.folder),
+    }
+
+
+def status_of(run: RunRecord, session: Session) -> str:
+    if run.outcome is not None:
+        return run.outcome.status
+    if run.folder in dict(session.failures):
+        return "failed"
+    return "running" if run.folder in session.active or run.step else "pending"
+
+
+def describe_curves(runs: Sequence[Series], name: str | None = None) -> dict[str, Any]:
+    """Every run's curve on the steps of all of them, and the band of their mean."""
+    band = confidence_band([Curve(run.steps, run.values) for run in runs], CONFIDENCE)
+    tables = [dict(zip(run.steps, run.values, strict=True)) for run in runs]
+    rows = [[table.get(step) for step in band.steps] for table in tables]
+    curves = {"steps": band.steps, "mean": band.mean, "low": band.low, "high": band.high, "runs": rows}
+    return curves if name is None else {"name": name, **curves}
+
+
+def describe_distances(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+    name = next((run.distance_name for run in runs if run.distance_name), None)
+    return None if name is None else describe_curves([run.distances for run in runs], name)
+
+
+def mean_distance(ended: Sequence[RunRecord]) -> dict[str, Any] | None:
+    found = [run.distances.last for run in ended if run.distances.last is not None]
+    return as_dict(mean_interval(found)) if found else None
+
+
+def mean_of_runs(runs: Sequence[Series | None]) -> dict[str, Any] | None:
+    """The mean of each run's series, with its interval over the runs."""
+    means = [math.fsum(run.values) / len(run.values) for run in runs if run is not None and run.values]
+    return as_dict(mean_interval(means)) if means else None
+
+
+def describe_oscillation(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+    """The mean over the runs at each reading that all of them have."""
+    found = {kind: [run.oscillation[kind] for run in runs if kind in run.oscillation] for kind in OSCILLATIONS}
+    tables = {kind: [dict(zip(s.steps, s.values, strict=True)) for s in many] for kind, many in found.items()}
+    every = [set(table) for many in tables.values() for table in many]
+    steps = sorted(set.intersection(*every)) if every else []
+    if not steps:
+        return None
+    means = {kind: [math.fsum(t[s] for t in many) / len(many) for s in steps] for kind, many in tables.items()}
+    return {"steps": steps, **means}
+
+
+def describe_coefficients(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+    indices = sorted({index for run in runs for index in run.coefficients})
+    if not indices:
+        return None
+    found = [mean_interval([run.coefficients[i] for run in runs if i in run.coefficients]) for i in indices]
+    return {"index": indices, **columns(found)}
+
+
+def describe_noise(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+    rows = [run.outcome.noise_losses for run in runs if run.outcome is not None and run.outcome.noise_losses]
+    if not rows:
+        return None
+    found = [mean_interval([math.nan if x is None else x for x in column]) for column in zip(*rows, strict=True)]
+    return {"sigma": list(SIGMAS), **columns(found)}
+
+
+def describe_pair(arm: Arm, base: Arm, records: Records) -> dict[str, Any]:
+    """The method against the baseline, over the seeds of which both runs have ended."""
+    both = zip(records[base.id], records[arm.id], strict=True)
+    pairs = [(b, m) for b, m in both if b.outcome is not None and m.outcome is not None]
+    steps, seconds = (compare_curves(pairs, clock) for clock in ("steps", "seconds"))
+    return {
+        "arm": arm.id,
+        "baseline": base.id,
+        "setting": arm.setting,
+        "pairs": len(pairs),
+        "speedup_steps": as_dict(steps),
+        "speedup_seconds": as_dict(seconds),
+        "verdict": steps.verdict,
+        "sentence": steps.sentence(arm.label, base.label),
+        "verdict_seconds": seconds.verdict,
+        "sentence_seconds": seconds.sentence(arm.label, base.label),
+        "more_seeds": steps.more_seeds,
+        "final_loss": difference([(m.final_loss, b.final_loss) for b, m in pairs]),
+        "final_fd": difference([(m.distances.last, b.distances.last) for b, m in pairs]),
+        "oscillation": difference([(oscillation_of(m), oscillation_of(b)) for b, m in pairs]),
+    }
+
+
+def compare_curves(pairs: Sequence[tuple[RunRecord, RunRecord]], clock: Any) -> Speedup:
+    curves = [base.curve for base, _ in pairs], [method.curve for _, method in pairs]
+    return speedup(*curves, clock=clock, confidence=CONFIDENCE)
+
+
+def oscillation_of(run: RunRecord) -> float | None:
+    """The mean of the features' oscillation index."""
+    values = run.oscillation["feature"].values if "feature" in run.oscillation else ()
+    return math.fsum(values) / len(values) if values else None
+
+
+def difference(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, Any] | None:
+    """Method minus baseline; None if a number is missing."""
+    whole = [(m, b) for m, b in pairs if m is not None and b is not None]
+    if not whole or len(whole) < len(pairs):
+        return None
+    found = paired_difference([m for m, _ in whole], [b for _, b in whole], CONFIDENCE)
+    return {"difference": found.value, "low": found.low, "high": found.high, "p": found.p}
+
+
+def describe_rates(plan: Plan, records: Records) -> list[dict[str, Any]]:
+    """For each method that ran at several rates, how much the choice of the rate matters."""
+    groups: dict[tuple[str, int, int], list[Arm]] = {}
+    for arm in plan.arms:
+        groups.setdefault((arm.method.id, arm.depth, arm.batch), []).append(arm)
+    found = [describe_sweep(arms, records) for arms in groups.values() if len(arms) > 1]
+    return [sweep for sweep in found if sweep is not None]
+
+
+def describe_sweep(arms: Sequence[Arm], records: Records) -> dict[str, Any] | None:
+    """None until a seed has ended at every rate."""
+    table = [[run for run in records[arm.id]] for arm in arms]
+    seeds = [k for k in range(len(table[0])) if all(runs[k].outcome is not None for runs in table)]
+    initial = next((loss for runs in table if (loss := initial_loss(runs)) is not None), None)
+    if not seeds or initial is None:
+        return None
+    rates, losses = [arm.lr for arm in arms], [[runs[k].final_loss for k in seeds] for runs in table]
+    means = [mean_interval(of_rate) for of_rate in losses]
+    spread = columns(means)
+    return {
+        "method": arms[0].method.id,
+        "label": arms[0].label,
+        "depth": arms[0].depth,
+        "batch": arms[0].batch,
+        "rates": rates,
+        "losses": spread["mean"],
+        "low": spread["low"],
+        "high": spread["high"],
+        "sensitivity": as_dict(rate_sensitivity(rates, losses, initial, CONFIDENCE)),
+        "largest_stable_rate": largest_stable_rate(rates, losses, initial),
+    }
+
+
+def initial_loss(runs: Sequence[RunRecord]) -> float | None:
+    """The held-out loss before training, on average over the runs that have ended."""
+    found = [run.outcome.initial_loss for run in runs if run.outcome is not None and run.outcome.initial_loss]
+    return math.fsum(found) / len(found) if found else None
+
+
+def cautions(plan: Plan, records: Records) -> list[str]:
+    """What a reader of the numbers should know."""
+    found = []
+    for arm in plan.arms:
+        lost = [run for run in records[arm.id] if run.outcome is not None and run.outcome.status == "diverged"]
+        if lost:
+            seeds = ", ".join(str(run.seed) for run in lost)
+            found.append(f"{arm.label} ({arm.setting}): diverged with seed {seeds}: {lost[0].outcome.message}")  # pyright: ignore[reportOptionalMemberAccess]
+    if len(plan.seeds) < 3:
+        found.append(f"{len(plan.seeds)} seeds say little: intervals need at least 3 to be of use")
+    return found
+
+
+def as_dict(found: Estimate | Speedup) -> dict[str, Any]:
+    return {"value": found.value, "low": found.low, "high": found.high}
+
+
+def columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:
+    return {
+        "mean": [one.value for one in found],
+        "low": [one.low for one in found],
+        "high": [one.high for one in found],
+    }

@@ -1,0 +1,72 @@
+"""How many times fewer steps, or seconds, a method needs for the quality that the baseline ends with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .curves import Curve, log_steps_to, smooth
+from .verdicts import Clock, Speedup, judge
+
+
+def speedup(
+    baseline: Sequence[Curve], method: Sequence[Curve], *, clock: Clock = "steps", confidence: float = 0.95
+) -> Speedup:
+    """Compare runs that are paired by position; with the sides swapped it is one over the speed-up.
+
+    Pass runs that have ended, all of them: one whose curve is shorter than that of others counts as diverged.
+
+    >>> def run(seed: int, faster: float) -> Curve:
+    ...     steps = range(100, 3300, 100)
+    ...     return Curve(tuple(steps), tuple(1 / math.sqrt(1 + step * faster / (50 + seed)) for step in steps))
+    >>> found = speedup([run(seed, 1.0) for seed in range(3)], [run(seed, 2.0 + 0.1 * seed) for seed in range(3)])
+    >>> round(found.value, 2), found.verdict
+    (2.09, 'faster')
+    """
+    if len(baseline) != len(method):
+        raise ValueError(f"runs are compared in pairs of the same seed: there are {len(baseline)} and {len(method)}")
+    pairs = list(zip(baseline, method, strict=True))
+    steps = [step for run in (*baseline, *method) for step in run.steps if step > 0] or [1]
+    first, last = min(steps), max(steps)
+    if first == last:  # one evaluation puts all runs at the same step, which is no finding
+        return Speedup(None, None, None, len(pairs), "cannot be judged", clock=clock, confidence=confidence)
+    logs = [log_speedup_of(*pair, first=first, last=last) for pair in pairs]
+    if clock == "seconds":
+        costs = [math.log(base.seconds_per_step / other.seconds_per_step) for base, other in pairs]
+        logs = [log + cost for log, cost in zip(logs, costs, strict=True)]
+    lost, lost_bases = (sum(not run.ends_at(last) for run in runs) for runs in (method, baseline))
+    return judge(logs, clock=clock, confidence=confidence, diverged=lost, baseline_diverged=lost_bases)
+
+
+def log_speedup_of(baseline: Curve, method: Curve, *, first: int, last: int) -> float:
+    """Logarithm of the speed-up of one pair, of runs that are evaluated from the first step to the last.
+
+    Against a run that diverged it is the largest that curves can show, last / first; two that diverged are equal.
+    """
+    lost, lost_base = not method.ends_at(last), not baseline.ends_at(last)
+    if lost or lost_base:
+        return (lost_base - lost) * math.log(last / first)
+    return log_speedup(*tensors(baseline), *tensors(method)).item()
+
+
+def tensors(run: Curve) -> tuple[Tensor, Tensor]:
+    """Steps and losses, without that at step 0, which has no logarithm."""
+    steps, losses = (torch.tensor(values, dtype=torch.float64) for values in (run.steps, run.losses))
+    return steps[steps > 0], losses[steps > 0]
+
+
+def log_speedup(baseline_steps: Tensor, baseline: Tensor, method_steps: Tensor, method: Tensor) -> Tensor:
+    """Logarithm of (steps of the baseline) / (steps of the method). Shapes: (K,), (..., K), (J,), (..., J) → (...).
+
+    The level to reach is the final loss of the run that ends worse. That run is there at its last step, by definition;
+    what is measured is when the other was. A method that never comes down to the baseline's final loss is thus judged
+    by when the baseline had passed the method's, and nothing is cut off on either side.
+    """
+    baseline, method = smooth(baseline_steps, baseline), smooth(method_steps, method)
+    base_end, end = baseline[..., -1], method[..., -1]
+    gained = baseline_steps[-1].log() - log_steps_to(base_end, method_steps, method)
+    lost = method_steps[-1].log() - log_steps_to(end, baseline_steps, baseline)
+    return torch.where(end < base_end, gained, torch.where(end > base_end, -lost, 0.0))

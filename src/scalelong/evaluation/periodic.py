@@ -1,0 +1,132 @@
+"""Evaluations of a run while it trains, by all of its processes, which exchange nothing but files.
+
+None waits in a collective for the length of an evaluation. Only with sharded weights, where a forward pass takes every
+process, do they draw in step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ..data.prepare import WHOLE, Share
+from ..training.conditions import Condition, Conditioning
+from ..training.config import Config, Weights
+from ..training.run import replace_text
+from ..training.sample_folder import wait_until
+from ..training.sampling import BATCH
+from .blocks import BLOCK, Blocks
+from .evaluate import Draws, measure
+from .features import FeatureNetwork, load_features
+from .references import await_reference
+from .results import Evaluation, forget_after, record
+from .statistics import Reference
+
+EXCHANGE = ".evaluation"
+
+
+class Stopped(Exception):
+    """A process was told to stop, so the evaluation is given up."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates a run's network as `scalelong evaluate` would; every process of the run has one, and calls it alike.
+
+    `together` says that a forward pass takes all processes, as with sharded weights.
+    """
+
+    config: Config
+    folder: Path
+    draws: Callable[[nn.Module], Draws]
+    network: FeatureNetwork
+    reference: Reference
+    share: Share = WHOLE
+    together: bool = False
+
+    @classmethod
+    def open(
+        cls,
+        config: Config,
+        folder: Path,
+        granted: tuple[Conditioning, Condition],
+        *,
+        share: Share = WHOLE,
+        together: bool = False,
+    ) -> Evaluator:
+        """Load the feature network, and the statistics of the training images, which are made if they are not there."""
+        network = load_features(config.evaluation.network)
+        reference = await_reference(config.data, network, share)
+        return cls(config, folder, lambda model: Draws(model, config, *granted), network, reference, share, together)
+
+    def begin(self, step: int) -> None:
+        """Forget what came after a step, and what a killed evaluation left; for the first process."""
+        self.tidy()
+        forget_after(self.folder, step)
+
+    def tidy(self) -> None:
+        """Remove the files that were exchanged; for the first process, once all have their result."""
+        shutil.rmtree(self.exchange, ignore_errors=True)
+
+    def evaluate(self, model: nn.Module, step: int, weights: Weights, told: Callable[[], bool]) -> Evaluation | None:
+        """The figures of a model in eval mode, the same in every process; None if one of them was told to stop."""
+        outcome = self.exchange / f"{weights}.json"
+        features = self._features(model, weights, told)
+        if self.share.rank:
+            wait_until(outcome.is_file)
+            content = json.loads(outcome.read_bytes())
+            return None if content is None else Evaluation.from_json(content)
+        found = None
+        if features is not None:
+            found = measure(features, self.reference, self.network, self.config, step=step, weights=weights)
+            record(self.folder, [found])
+        self.exchange.mkdir(exist_ok=True)
+        replace_text(outcome, json.dumps(None if found is None else asdict(found)))
+        return found
+
+    @property
+    def exchange(self) -> Path:
+        return self.folder / EXCHANGE
+
+    def _features(self, model: nn.Module, weights: Weights, told: Callable[[], bool]) -> Tensor | None:
+        """Of all images, in the first process; None in the others, and if one was told to stop."""
+        draws, images = self.draws(model), self.config.evaluation.images
+        blocks = Blocks(
+            self.exchange / weights,
+            {"weights": weights},
+            images,
+            lambda start, stop: draws.features(self.network, start, stop),
+            None if self.together else lambda done, total: self._check(told),
+        )
+        try:
+            features = blocks.compute(self.share)
+        except Stopped:
+            return None
+        if self.together:
+            self._keep_company(draws)
+        return features
+
+    def _check(self, told: Callable[[], bool]) -> None:
+        """Stop if this process or another was told to; the others see it by a file."""
+        stop = self.exchange / "stop"
+        if told():
+            stop.touch()
+        if stop.exists():
+            raise Stopped
+
+    def _draws_of(self, rank: int) -> int:
+        """How many batches a process draws; the first never has fewer than another."""
+        images = self.config.evaluation.images
+        starts = range(rank * BLOCK, images, self.share.world * BLOCK)
+        return sum(math.ceil(min(BLOCK, images - start) / BATCH) for start in starts)
+
+    def _keep_company(self, draws: Draws) -> None:
+        """Draw, for nothing, as often as the first process, whose forward passes take this one as well."""
+        for _ in range(self._draws_of(0) - self._draws_of(self.share.rank)):
+            draws.images(0, 1)

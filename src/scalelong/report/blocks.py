@@ -1,0 +1,212 @@
+"""What a page is made of. The template draws each kind; nothing here knows where the numbers came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from .numbers import Points
+from .read import Estimate
+
+STYLES = 8
+"""Colours with a dash and a marker of their own; after these they come again."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run within a series, drawn thin."""
+
+    name: str
+    points: Points
+
+
+@dataclass(frozen=True)
+class Series:
+    """One method, run or skip: its mean with a band, and the single runs behind it."""
+
+    name: str
+    style: int
+    points: Points = field(default_factory=list)
+    band: Sequence[tuple[float, float, float]] = ()
+    """x, lower and upper end."""
+    members: Sequence[Line] = ()
+    ended: str = ""
+    """Why the series stops early; marked with a cross."""
+
+    @property
+    def lines(self) -> list[Points]:
+        return [self.points, *(line.points for line in self.members)]
+
+    @property
+    def empty(self) -> bool:
+        return all(y is None for points in self.lines for _, y in points)
+
+
+@dataclass(frozen=True)
+class View:
+    """What a chart shows at a time, such as the methods at one learning rate."""
+
+    name: str
+    series: Sequence[Series]
+    area: Series | None = None
+    """Drawn behind all others as a shaded range."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    kind: ClassVar[str] = "chart"
+    key: str
+    """Names the element of the page and the files of the figure."""
+    title: str
+    x: str
+    y: str
+    views: Sequence[View]
+    note: str = ""
+    source: str = ""
+    """The file that holds every value."""
+    log_x: bool = False
+    linear: bool = False
+    """Begin with a linear axis, however far apart the values are."""
+    half: bool = False
+    """Whether two of these may stand beside each other."""
+
+    @property
+    def empty(self) -> bool:
+        return all(series.empty for view in self.views for series in view.series)
+
+    @property
+    def log_y(self) -> bool:
+        """Whether positive values are so far apart that a linear axis would hide the small ones."""
+        lines = [line for view in self.views for series in view.series for line in series.lines]
+        known = [y for points in lines for _, y in points if y is not None]
+        return not self.linear and bool(known) and min(known) > 0 and max(known) / min(known) > 8
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A row of a plot of intervals."""
+
+    label: str
+    style: int
+    estimate: Estimate
+    text: str
+    detail: str = ""
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Numbers with their intervals on one scale, one above the other."""
+
+    kind: ClassVar[str] = "intervals"
+    key: str
+    title: str
+    axis: str
+    rows: Sequence[Interval]
+    note: str = ""
+    reference: float | None = None
+    """Where a line is drawn: what no difference would be."""
+    log: bool = False
+    half: bool = False
+
+    @property
+    def empty(self) -> bool:
+        return not any(row.estimate.known for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Table:
+    kind: ClassVar[str] = "table"
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    """The first cell of each is its heading."""
+    note: str = ""
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Terms and what they are."""
+
+    kind: ClassVar[str] = "facts"
+    title: str
+    rows: Sequence[tuple[str, str]]
+    half: bool = True
+
+
+@dataclass(frozen=True)
+class Text:
+    kind: ClassVar[str] = "text"
+    lines: Sequence[str]
+    tone: str = ""
+    """"": plain, "note": small, "warning": marked, "list": a first line and points under it, "empty": in the place of
+    something that is not there."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Something to paste into a shell."""
+
+    kind: ClassVar[str] = "command"
+    label: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    label: str
+    detail: str
+    source: str
+    """A data: address."""
+    width: int
+    height: int
+    pixelated: bool
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures side by side."""
+
+    kind: ClassVar[str] = "gallery"
+    title: str
+    pictures: Sequence[Picture]
+    note: str = ""
+
+
+Block = Chart | Intervals | Table | Facts | Text | Command | Gallery
+
+
+@dataclass(frozen=True)
+class Section:
+    key: str
+    title: str
+    blocks: Sequence[Block]
+
+    def rows(self) -> list[list[Block]]:
+        """The blocks in rows of one, or of two that are made to stand beside each other."""
+        rows: list[list[Block]] = []
+        for block in self.blocks:
+            beside = getattr(block, "half", False)
+            if beside and rows and len(rows[-1]) == 1 and getattr(rows[-1][0], "half", False):
+                rows[-1].append(block)
+            else:
+                rows.append([block])
+        return rows
+
+
+@dataclass(frozen=True)
+class Part:
+    """All about one comparison, or about a group of runs."""
+
+    key: str
+    title: str
+    subtitle: str
+    status: str
+    """A few words; `state` is one of finished, running and trouble."""
+    state: str
+    sections: Sequence[Section]
+
+    def blocks(self) -> list[Any]:
+        return [block for section in self.sections for block in section.blocks]

@@ -1,0 +1,117 @@
+"""Every figure of a page as files, PNG and SVG, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .blocks import Chart, Intervals, Series, View
+from .numbers import Points
+
+if TYPE_CHECKING:
+    from .page import Content
+
+# The colours of the page on white: grey, and Okabe and Ito's, which stay apart for the colour-blind.
+COLOURS = ("#666666", "#D55E00", "#0072B2", "#009E73", "#C0679A", "#B07A00", "#3A93C9", "#7A5195")
+DASHES = ("--", "-", "-", "-", "-", ":", "-.", "--")
+MARKERS = ("o", "o", "s", "^", "D")
+MOST_MARKERS = 24
+
+STYLE: dict[Any, Any] = {
+    **{"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False},
+    # Names are drawn as they are: a dollar sign is no formula. Text in an SVG stays text.
+    **{"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "scalelong"},
+}
+
+
+def draw_figures(content: Content, folder: Path) -> list[Path]:
+    """Write all charts and plots of intervals; the names of the files are those of the page's elements."""
+    written: list[Path] = []
+    for chart in content.charts:
+        for place, view in enumerate(chart.views):
+            name = chart.key if len(chart.views) == 1 else f"{chart.key}-{place + 1}"
+            with figure(folder / name, written) as axes:
+                draw_view(axes, chart, view)
+    for plot in content.intervals:
+        if not plot.empty:
+            with figure(folder / plot.key, written, height=1.2 + 0.45 * len(plot.rows)) as axes:
+                draw_intervals(axes, plot)
+    return written
+
+
+@contextmanager
+def figure(path: Path, written: list[Path], *, height: float = 3.8) -> Iterator[Any]:
+    """The axes of a figure that is written as PNG and SVG when the block ends."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(6.4, height), layout="constrained")
+        yield drawn.subplots()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        png, svg = (path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg"))
+        drawn.savefig(png, dpi=160)
+        drawn.savefig(svg, metadata={"Date": None})
+        written += [png, svg]
+
+
+def clipped(name: str, most: int = 60) -> str:
+    """A name that leaves room for the figure."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def draw_view(axes: Any, chart: Chart, view: View) -> None:
+    if view.area is not None:
+        x, low, high = zip(*view.area.band, strict=True)
+        axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.15, linewidth=0, label=clipped(view.area.name))
+    for series in view.series:
+        draw_series(axes, series)
+    title = chart.title if len(chart.views) == 1 else f"{chart.title}, {view.name}"
+    axes.set(title=clipped(title), xlabel=chart.x, ylabel=chart.y)
+    if chart.log_y:
+        axes.set_yscale("log")
+    if chart.log_x:
+        axes.set_xscale("log")
+    axes.grid(axis="y", color="#e9ecf1")
+    if any(label for label in axes.get_legend_handles_labels()[1]):
+        axes.legend(fontsize=8.5)
+
+
+def draw_series(axes: Any, series: Series) -> None:
+    colour, dash = COLOURS[series.style % len(COLOURS)], DASHES[series.style % len(DASHES)]
+    label = clipped(f"{series.name} ({series.ended})" if series.ended else series.name)
+    for place, line in enumerate(series.members):
+        # A series without a mean is named by its first run.
+        name = label if not series.points and place == 0 else None
+        marker = "." if len(line.points) == 1 else None
+        axes.plot(*columns(line.points), color=colour, linewidth=0.8, alpha=0.5, marker=marker, label=name)
+    if series.band:
+        x, low, high = zip(*series.band, strict=True)
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    if series.points:
+        marker = MARKERS[series.style % len(MARKERS)] if len(series.points) <= MOST_MARKERS else None
+        drawn = {"color": colour, "linestyle": dash, "linewidth": 2, "marker": marker, "markersize": 4}
+        axes.plot(*columns(series.points), **drawn, label=label)
+
+
+def columns(points: Points) -> tuple[Sequence[float], Sequence[float]]:
+    """x and y, with NaN for what is missing, which leaves a gap."""
+    return [x for x, _ in points], [math.nan if y is None else y for _, y in points]
+
+
+def draw_intervals(axes: Any, plot: Intervals) -> None:
+    """The first row on top."""
+    for place, row in enumerate(reversed(plot.rows)):
+        colour, estimate = COLOURS[row.style % len(COLOURS)], row.estimate
+        ends = [end for end in (estimate.low, estimate.high) if end is not None and math.isfinite(end)]
+        if len(ends) == 2:
+            axes.plot(ends, [place, place], color=colour, linewidth=3, alpha=0.5, solid_capstyle="round")
+        if estimate.known:
+            axes.plot([estimate.value], [place], "o", color=colour, markersize=8)
+    if plot.reference is not None:
+        axes.axvline(plot.reference, color=COLOURS[0], linewidth=1, linestyle=":")
+    axes.set_yticks(range(len(plot.rows)), [clipped(row.label, 30) for row in reversed(plot.rows)])
+    axes.set(title=clipped(plot.title), xlabel=plot.axis, ylim=(-0.6, len(plot.rows) - 0.4))

@@ -1,0 +1,78 @@
+"""Where the intervals of a plot lie on its scale, as shares of its width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .blocks import Intervals
+from .numbers import show
+from .read import Estimate
+
+MARGIN = 0.04
+
+
+@dataclass(frozen=True)
+class IntervalScale:
+    """A linear or logarithmic scale with room for all rows."""
+
+    low: float
+    high: float
+    log: bool
+
+    @classmethod
+    def of(cls, plot: Intervals) -> IntervalScale:
+        """The scale of a plot: every finite end of its rows, and its reference."""
+        ends = [end for row in plot.rows for end in (row.estimate.value, row.estimate.low, row.estimate.high)]
+        log = plot.log
+        known = [x for x in [*ends, plot.reference] if x is not None and math.isfinite(x) and (x > 0 or not log)]
+        low, high = min(known, default=0.5), max(known, default=2.0)
+        if log:
+            return cls(min(low, 0.8), max(high, 1.25), log)
+        return cls(min(0.0, low), high if high > min(0.0, low) else low + 1.0, log)
+
+    def place(self, value: float) -> float:
+        """0 … 100, clipped to the plot."""
+        if self.log and value <= 0:
+            return 0.0
+        if math.isinf(value):
+            return 100.0 if value > 0 else 0.0
+        ends = (value, self.low, self.high)
+        x, low, high = map(math.log, ends) if self.log else ends
+        share = MARGIN + (1 - 2 * MARGIN) * (x - low) / (high - low)
+        return round(100 * min(1.0, max(0.0, share)), 2)
+
+    def span(self, estimate: Estimate) -> tuple[float, float] | None:
+        """Both ends of an interval; None where one is not known."""
+        low, high = estimate.low, estimate.high
+        if low is None or high is None or math.isnan(low) or math.isnan(high):
+            return None
+        return self.place(low), self.place(high)
+
+    def ticks(self) -> Sequence[tuple[float, str]]:
+        """A few round numbers and where they are."""
+        ticks = log_ticks(self.low, self.high) if self.log else linear_ticks(self.low, self.high)
+        return [(self.place(tick), show(tick, 3)) for tick in ticks]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """
+    >>> log_ticks(0.8, 3.1)
+    [1, 1.5, 2, 3]
+    """
+    steps = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
+    found = [step for step in steps if low * 0.99 <= step <= high * 1.01]
+    return found if len(found) <= 5 else [step for step in found if step in (0.1, 0.5, 1, 2, 5, 10, 100)]
+
+
+def linear_ticks(low: float, high: float) -> list[float]:
+    """
+    >>> linear_ticks(0, 0.37)
+    [0.0, 0.1, 0.2, 0.3]
+    """
+    raw = (high - low) / 4
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.99)
+    first = math.ceil(low / step - 1e-9)
+    return [round(first * step + step * i, 12) for i in range(8) if first * step + step * i <= high * (1 + 1e-9)]

@@ -1,0 +1,112 @@
+"""How numbers look on the page, and how long series become short ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .read import Estimate, as_text, number
+
+NOTHING = "–"
+
+TO = "\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}"
+"""Between the ends of an interval, which should stay on one line."""
+
+Points = list[tuple[float, float | None]]
+"""x and y of a series; None where the value is missing or not finite."""
+
+
+def show(value: Any, digits: int = 4) -> str:
+    """A number for people.
+
+    >>> show(0.123456), show(3200), show(1234567.0), show(float("inf")), show(float("nan")), show(None), show(2e-7)
+    ('0.1235', '3,200', '1,234,567', '∞', 'not finite', '–', '2e-07')
+    """
+    found = number(value)
+    if found is None:
+        return as_text(value, NOTHING) or NOTHING
+    if math.isnan(found):
+        return "not finite"
+    if math.isinf(found):
+        return "∞" if found > 0 else "−∞"
+    if found == int(found) and abs(found) < 1e15:
+        return minus(f"{int(found):,}")
+    return minus(f"{found:,.0f}" if abs(found) >= 10_000 else f"{found:.{digits}g}")
+
+
+def minus(text: str) -> str:
+    """With the sign that is as wide as a digit; not in exponents."""
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
+def show_estimate(estimate: Estimate, digits: int = 4, unit: str = "") -> str:
+    """
+    >>> show_estimate(Estimate(1.42, 1.2, 1.7), 3, "×")
+    '1.42× (1.20\\xa0–\\xa01.70)'
+    """
+    numbers = [estimate.value, estimate.low, estimate.high]
+    if estimate.value is None:
+        return NOTHING
+    value, low, high = alike(numbers, digits)
+    return f"{value}{unit}" if numbers[1:] == [None, None] else f"{value}{unit} ({low}{TO}{high})"
+
+
+def alike(numbers: Sequence[float | None], digits: int) -> list[str]:
+    """With as many decimals as the largest of them needs for its digits.
+
+    >>> alike([1.05, 0.9237, 12.5, None], 3)
+    ['1.1', '0.9', '12.5', '–']
+    """
+    largest = max((abs(x) for x in numbers if x is not None and math.isfinite(x)), default=0.0)
+    if not 1e-4 <= largest < 1e4:
+        return [show(x, digits) for x in numbers]
+    decimals = max(0, digits - 1 - math.floor(math.log10(largest)))
+    return [minus(f"{x:.{decimals}f}") if x is not None and math.isfinite(x) else show(x, digits) for x in numbers]
+
+
+def plural(count: int, noun: str) -> str:
+    """
+    >>> plural(1, "seed"), plural(1200, "step")
+    ('1 seed', '1,200 steps')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def duration(seconds: float | None) -> str:
+    """
+    >>> duration(42.4), duration(754), duration(7260)
+    ('42 s', '12 min 34 s', '2 h 1 min')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def thin(points: Points, most: int) -> Points:
+    """At most about `most` points that keep every spike: of each stretch of the series its lowest and its highest.
+
+    >>> thin([(0, 1.0), (1, 9.0), (2, 2.0), (3, 2.5), (4, 0.5), (5, 1.0)], 4)
+    [(0, 1.0), (1, 9.0), (3, 2.5), (4, 0.5)]
+    """
+    if len(points) <= most:
+        return points
+    size = math.ceil(2 * len(points) / most)
+    kept: Points = []
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        known = [(y, place) for place, (_, y) in enumerate(stretch) if y is not None]
+        ends = sorted({min(known)[1], max(known)[1]}) if known else [0]
+        kept += [stretch[place] for place in ends]
+    return kept

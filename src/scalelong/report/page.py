@@ -1,0 +1,129 @@
+"""The page: one HTML file that needs no other and no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ..files import Files, write_whole
+from .blocks import Chart, Intervals, Part
+from .chart_data import chart_data, chart_table
+from .comparison import is_comparison, read_comparison
+from .comparison_sections import comparison_part
+from .intervals import IntervalScale
+from .read import Notes
+from .run_sections import runs_part
+from .runs import distinct_labels, is_run, read_run
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+RELOAD_SECONDS = 5
+
+
+class NotAReport(ValueError):
+    """A folder that is neither a run nor a comparison."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What was read from the folders, ready to be drawn."""
+
+    parts: Sequence[Part]
+
+    @property
+    def finished(self) -> bool:
+        return all(part.state != "running" for part in self.parts)
+
+    @property
+    def charts(self) -> list[Chart]:
+        return [block for part in self.parts for block in part.blocks() if isinstance(block, Chart)]
+
+    @property
+    def intervals(self) -> list[Intervals]:
+        return [block for part in self.parts for block in part.blocks() if isinstance(block, Intervals)]
+
+
+def read_content(sources: Sequence[Path]) -> Content:
+    """Read comparisons one by one and all runs as a group, in the order in which they were named."""
+    for source in sources:
+        check_source(source)
+    comparisons = [source for source in sources if is_comparison(source)]
+    runs = [source for source in sources if not is_comparison(source)]
+    parts = [comparison_part(f"c{place}", read_comparison(folder), Notes()) for place, folder in enumerate(comparisons)]
+    if runs:
+        labels = distinct_labels(runs)
+        read = [read_run(folder, label) for folder, label in zip(runs, labels, strict=True)]
+        part = runs_part("r", read, Notes())
+        parts = [part, *parts] if not is_comparison(sources[0]) else [*parts, part]
+    return Content(parts)
+
+
+def check_source(source: Path) -> None:
+    if not source.exists():
+        raise NotAReport(f"{source} does not exist: name the folder of a run or of a comparison")
+    if not (source.is_dir() and (is_run(source) or is_comparison(source))):
+        raise NotAReport(
+            f"{source} is neither a run nor a comparison: a run's folder holds config.yaml or metrics.jsonl, "
+            "a comparison's results.json or comparison.json"
+        )
+
+
+def write_page(content: Content, path: Path, *, live: bool = False) -> None:
+    """Write the page, whole or not at all. A live one loads itself again every few seconds."""
+    data = render(content, live=live).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda temporary: Files().write_bytes(temporary, data))
+
+
+def render(content: Content, *, live: bool = False) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    style, script = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "chart.js"))
+    charts = [chart_data(chart) for chart in content.charts]
+    loader = FileSystemLoader(TEMPLATES)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.globals.update(scale_of=IntervalScale.of, table_of=chart_table)
+    return environment.get_template("page.html").render(
+        content=content,
+        title=page_title(content),
+        policy=policy(style, script),
+        style=style,
+        script=script,
+        data=embedded({"charts": charts, "reload": RELOAD_SECONDS if live else 0}),
+        live=live,
+        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def page_title(content: Content) -> str:
+    return content.parts[0].title if len(content.parts) == 1 else f"{len(content.parts)} reports"
+
+
+def policy(style: str, script: str) -> str:
+    """Nothing is loaded from anywhere, and no code runs but our own script, known by its hash."""
+    return (
+        f"default-src 'none'; img-src data:; style-src '{digest(style)}'; script-src '{digest(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def embedded(value: Any) -> str:
+    """JSON that cannot end the script element it lies in, nor begin a comment there.
+
+    >>> embedded({"name": "</script>"})
+    '{"name":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text

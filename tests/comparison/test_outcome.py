@@ -1,0 +1,90 @@
+"""How a run's end is told: what it diverged of, and how it bears extra noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from comparison_cases import tiny_plan
+
+from scalelong.comparison import outcome, worker
+from scalelong.comparison.collect import collect
+from scalelong.comparison.outcome import SIGMAS, read_outcome
+from scalelong.comparison.plan import PlannedRun
+from scalelong.training import Run, TrainingDiverged, read_metrics
+from scalelong.training.display import Silent
+from scalelong.training.guard import Guard
+
+AT_ONCE = "optim.warmup_steps=0"
+
+
+def planned(*more: str, method: str = "cs") -> PlannedRun:
+    return tiny_plan(method, seeds=1, more=more).runs[0]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out, run = tmp_path_factory.mktemp("finished"), planned()
+    assert worker.run(run.config, out / run.folder, Silent())["status"] == "finished"
+    return out
+
+
+def test_without_extra_noise_the_loss_is_the_runs_own_held_out_loss(finished: Path) -> None:
+    folder = finished / planned().folder
+    found = read_outcome(folder)
+    assert found is not None and found.noise_losses is not None
+    assert len(found.noise_losses) == len(SIGMAS) and SIGMAS[0] == 0
+    last = [line for line in read_metrics(Run(folder).metrics.path) if "heldout_loss_ema" in line][-1]
+    assert found.noise_losses[0] == last["heldout_loss_ema"]
+    assert len(set(found.noise_losses)) == len(SIGMAS), "each σ is measured for itself"
+
+
+def test_a_run_that_has_ended_is_not_touched_again(finished: Path) -> None:
+    run = planned()
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("metrics.jsonl")}
+    assert worker.run(run.config, finished / run.folder, Silent())["status"] == "finished"
+    assert before and before == {path: path.stat().st_mtime_ns for path in finished.rglob("metrics.jsonl")}
+
+
+def test_a_record_holds_what_the_run_has_written(finished: Path) -> None:
+    record = collect(finished, planned())
+    assert record.losses.steps == tuple(range(1, 11)) and record.step == 10
+    assert record.curve.losses == record.losses.values
+    # Two skips at depth 4: the outermost keeps 1, the other has κ.
+    assert record.coefficients == {1: 1.0, 2: pytest.approx(0.7)}
+    # The index is given from the fifth reading on.
+    assert record.oscillation["feature"].steps == record.oscillation["gradient"].steps == tuple(range(5, 11))
+    assert record.seconds > 0 and record.seconds_per_step is not None
+
+
+@pytest.mark.parametrize("rate", ["1.0", "1e30"], ids=["far above", "not a number"])
+def test_a_run_that_ends_far_above_its_start_or_without_a_number_has_diverged(rate: str, tmp_path: Path) -> None:
+    run = planned(f"optim.lr={rate}", AT_ONCE)
+    answer = worker.run(run.config, tmp_path / run.folder, Silent())
+    assert answer["status"] == "diverged"
+    assert answer["message"].startswith("final held-out loss") and "untrained" in answer["message"]
+    record = collect(tmp_path, run)
+    assert record.final_loss == record.curve.losses[-1] == float("inf")
+    content = (tmp_path / run.folder / outcome.FILE).read_text()
+    json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_run_that_the_guard_gives_up_has_diverged_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = Guard.check
+
+    def give_up(self: Guard, *args: object, step: int = 0, **options: object) -> object:
+        if step == 7:
+            raise TrainingDiverged("training diverged: the numbers were not finite")
+        return check(self, *args, step=step, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Guard, "check", give_up)
+    run = planned()
+    answer = worker.run(run.config, tmp_path / run.folder, Silent())
+    assert answer == {"status": "diverged", "message": "training diverged: the numbers were not finite"}
+    record = collect(tmp_path, run)
+    assert record.outcome is not None and record.outcome.step == record.step == 7
+    assert record.outcome.initial_loss is not None
+    assert record.curve.last_step == 0, "it never reached a final loss"

@@ -1,0 +1,186 @@
+"""A run that is evaluated while it trains has the figures of `scalelong evaluate`, and is otherwise the same run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_cases import assert_same_run, final_tensors, in_processes, lasting_metrics, run_tiny
+from test_resume import SignalAt
+from torch import Tensor, nn
+
+from scalelong.evaluation import Evaluator, Plan, evaluate_run, read_evaluations
+from scalelong.evaluation import evaluate as evaluating
+from scalelong.training import Display, Result
+
+pytest.importorskip("torchmetrics")
+
+# Two blocks, the second of which is short.
+IMAGES = 300
+EVALUATED = (
+    *("data.heldout_count=1500", "training.steps=6", "sampling.sampler=ddim", "sampling.steps=2"),
+    *(f"evaluation.images={IMAGES}", "evaluation.weights=both", "evaluation.every=2", "evaluation.network=net.pt"),
+)
+SLOW = ("training.steps=2", "evaluation.weights=ema")
+BOTH = [(step, weights) for step in (2, 4, 6) for weights in ("ema", "raw")]
+
+
+class Pooled(nn.Module):
+    """Random convolution; mean and spread of each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kernel = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+        self.kernel = nn.Parameter(kernel, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.conv2d(x, self.kernel).relu()
+        return torch.cat([y.mean((2, 3)), y.std((2, 3))], 1)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a feature network, where statistics are kept as well."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.script(Pooled()), str(folder / "net.pt"))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+def run_evaluated(out: Path, *overrides: str, **options: Any) -> Result:
+    return run_tiny(out, *EVALUATED, *overrides, evaluate=Evaluator.open, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    """A run that was never stopped, not to be written to."""
+    before = Path.cwd()
+    os.chdir(place)
+    try:
+        run_evaluated(place / "whole")
+    finally:
+        os.chdir(before)
+    return place / "whole"
+
+
+def assert_as_evaluated_afterwards(out: Path) -> None:
+    """The last entries are to the bit what the command finds for the last checkpoint, which replaces none of them."""
+    before = read_evaluations(out)
+    found = evaluate_run(out, Plan(IMAGES, ("ema", "raw"), "net.pt"))
+    assert found == before[-2:]
+    assert read_evaluations(out) == before
+
+
+def test_every_n_steps_and_the_last_are_evaluated_and_logged(whole: Path) -> None:
+    found = read_evaluations(whole)
+    assert [(one.step, one.weights) for one in found] == BOTH
+    logged = [line for line in lasting_metrics(whole) if "lr" not in line]
+    assert [line.pop("step") for line in logged] == [2, 4, 6]
+    assert logged == [{**found[k].numbers(), **found[k + 1].numbers()} for k in (0, 2, 4)]
+    assert {"FD-net", "FD-net_low", "FD-net_high", "FD-net_raw", "KID-net_raw_low", "precision"} <= logged[0].keys()
+    assert sorted(path.name for path in whole.iterdir() if "eval" in path.name) == ["evaluation.json"]
+
+
+def test_the_figures_are_those_that_the_command_finds_for_the_checkpoint(whole: Path) -> None:
+    assert_as_evaluated_afterwards(whole)
+
+
+def test_an_evaluated_run_has_the_weights_and_losses_of_one_that_is_not(whole: Path, tmp_path: Path) -> None:
+    run_tiny(tmp_path / "run", *EVALUATED, "evaluation.every=null")
+    found, expected = final_tensors(whole), final_tensors(tmp_path / "run")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert [line for line in lasting_metrics(whole) if "lr" in line] == lasting_metrics(tmp_path / "run")
+
+
+def test_evaluations_are_in_float32_whatever_the_precision_of_training(tmp_path: Path) -> None:
+    run_evaluated(tmp_path / "run", "training.precision=bf16", "training.steps=2")
+    assert_as_evaluated_afterwards(tmp_path / "run")
+
+
+def test_a_run_stopped_between_evaluations_goes_on_without_losing_or_repeating_one(whole: Path, tmp_path: Path) -> None:
+    assert run_evaluated(tmp_path / "run", display=SignalAt(3, signal.SIGTERM)).step == 3
+    assert run_evaluated(tmp_path / "run").finished
+    assert_same_run(tmp_path / "run", whole)
+    assert read_evaluations(tmp_path / "run") == read_evaluations(whole)
+
+
+def test_a_signal_stops_an_evaluation_which_is_made_up_for_when_the_run_goes_on(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, original = [], evaluating.draw
+
+    def draw(*arguments: Any, **options: Any) -> Tensor:
+        calls.append(options["seed"])
+        if len(calls) == 5:  # Two blocks for each of two weights at step 2; this one is the first of step 4.
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluating, "draw", draw)
+        stopped = run_evaluated(tmp_path / "run")
+    assert (stopped.step, stopped.signal, len(calls)) == (4, signal.SIGTERM, 5)
+    assert [one.step for one in read_evaluations(tmp_path / "run")] == [2, 2]
+    assert run_evaluated(tmp_path / "run").finished
+    assert_same_run(tmp_path / "run", whole)
+    assert read_evaluations(tmp_path / "run") == read_evaluations(whole)
+
+
+def test_a_run_that_goes_back_to_a_checkpoint_forgets_what_was_evaluated_later(whole: Path, tmp_path: Path) -> None:
+    run_evaluated(tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000003"
+    run_evaluated(tmp_path / "run", "evaluation.every=5", "evaluation.weights=ema", resume=checkpoint)
+    found = [(one.step, one.weights) for one in read_evaluations(tmp_path / "run")]
+    assert found == [(2, "ema"), (2, "raw"), (5, "ema"), (6, "ema")]
+
+
+def test_a_recipe_that_asks_for_evaluations_is_told_if_there_are_none(tmp_path: Path) -> None:
+    said: list[str] = []
+    run_tiny(tmp_path / "run", *EVALUATED, "training.steps=1", display=Display(said.append))
+    assert "evaluation.every: nothing is evaluated, as train() got no evaluate=Evaluator.open" in said
+
+
+@pytest.fixture(scope="module")
+def together(place: Path) -> Path:
+    """Runs of two processes: `ddp`, the same `killed` twice, and `fsdp`, where every forward pass takes both.
+
+    In `slow`, the first process needs twice as long for an evaluation's figures as collectives wait.
+    """
+    before = Path.cwd()
+    os.chdir(place)
+    plan = {"processes": 2, "evaluate": True, "overrides": EVALUATED}
+    try:
+        in_processes(
+            {"out": place / "ddp", **plan},
+            {"out": place / "killed", "kills": 2, "seed": 1, **plan},
+            {"out": place / "fsdp", **plan, "overrides": [*EVALUATED, "training.parallel=fsdp"]},
+            {"out": place / "slow", **plan, "overrides": [*EVALUATED, *SLOW], "measuring_seconds": 10},
+        )
+    finally:
+        os.chdir(before)
+    return place
+
+
+@pytest.mark.parametrize("kind", ["ddp", "killed", "fsdp"])
+def test_two_processes_find_what_the_command_finds(kind: str, together: Path) -> None:
+    assert [(one.step, one.weights) for one in read_evaluations(together / kind)] == BOTH
+    assert_as_evaluated_afterwards(together / kind)
+
+
+def test_no_process_waits_in_a_collective_for_the_length_of_an_evaluation(together: Path) -> None:
+    assert [one.step for one in read_evaluations(together / "slow")] == [2]
+
+
+def test_two_processes_killed_again_and_again_have_the_evaluations_of_two_never_killed(together: Path) -> None:
+    assert_same_run(together / "killed", together / "ddp")
+    assert read_evaluations(together / "killed") == read_evaluations(together / "ddp")
