@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": BASE | {"files"},
     "evaluation": BASE | {"training"},
     "stability": BASE | {"training"},
-    "comparison": BASE | {"files", "training", "evaluation", "stability"},
+    "comparison": BASE | {"process", "files", "training", "evaluation", "stability"},
     "report": {"files"},
     "cli": EVERYTHING,
     "__main__": {"cli"},

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..evaluation import Evaluator, Plan, evaluate_run
+from ..process import keep_freed_memory
 from ..stability import SkipMonitor
 from ..training import Config, Display, Run, TrainingDiverged, parse_recipe, train
 from .advice import write_advice
@@ -48,6 +49,7 @@ class Reporter(Display):
 
 
 def main() -> None:
+    keep_freed_memory()
     channel = take_stdout()
     jobs: queue.Queue[Message] = queue.Queue()
     threading.Thread(target=listen, args=(jobs,), daemon=True).start()
