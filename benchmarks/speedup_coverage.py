@@ -1,7 +1,7 @@
 """Does the interval of a speed-up hold the true one as often as it says? On synthetic runs whose speed-up is known.
 
     python benchmarks/speedup_coverage.py                      # 1000 repetitions of each setting, one CPU minute
-    python benchmarks/speedup_coverage.py --repetitions 10000 --seed 1
+    python benchmarks/speedup_coverage.py --repetitions 10000 --seed 1 --seeds 5 20
 
 Prints two Markdown tables. The first has, for each kind of noise, true speed-up and number of seeds: how often the 95 %
 interval covers the truth, how often the verdict is "faster", and how wide the interval is (median of high / low). The
@@ -27,29 +27,37 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "comparis
 from synthetic_runs import NOISES, Setting, measure_rates
 
 SPEEDUPS = (0.7, 1.0, 1.5, 2.5)
-SEEDS = (3, 5, 8)
 
 
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    print_row("noise", "true speed-up", *(f"{seeds} seeds: covered, faster, width" for seeds in SEEDS))
-    print_row(*["---"] * (2 + len(SEEDS)))
-    for (name, noise), speedup in product(NOISES.items(), SPEEDUPS):
-        settings = [Setting(speedup, seeds, **noise) for seeds in SEEDS]
-        print_row(name, speedup, *(cell(setting, options.repetitions, options.seed) for setting in settings))
+    print_coverage(options)
     print()
-    print_row("skewed over seeds", *(f"{seeds} seeds" for seeds in SEEDS))
-    print_row(*["---"] * (1 + len(SEEDS)))
+    print_skewed(options)
+
+
+def print_coverage(options: argparse.Namespace) -> None:
+    print_row("noise", "true speed-up", *(f"{seeds} seeds: covered, faster, width" for seeds in options.seeds))
+    print_row(*["---"] * (2 + len(options.seeds)))
+    for (name, noise), speedup in product(NOISES.items(), SPEEDUPS):
+        settings = [Setting(speedup, seeds, **noise) for seeds in options.seeds]
+        print_row(name, speedup, *(cell(setting, options.repetitions, options.seed) for setting in settings))
+
+
+def print_skewed(options: argparse.Namespace) -> None:
+    print_row("skewed over seeds", *(f"{seeds} seeds" for seeds in options.seeds))
+    print_row(*["---"] * (1 + len(options.seeds)))
     for method in (bootstrap_interval, student_interval, percentile_interval):
-        covered = [skewed_coverage(method, seeds, options.repetitions, options.seed) for seeds in SEEDS]
+        covered = [skewed_coverage(method, seeds, options.repetitions, options.seed) for seeds in options.seeds]
         print_row(method.__name__, *(f"{100 * share:.1f} %" for share in covered))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5, 8], help="numbers of pairs of runs")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws")
     return parser.parse_args()
 
 
