@@ -193,6 +193,8 @@ def test_a_probe_changes_the_advice_only_where_it_is_clearly_behind() -> None:
     assert advice.after(close).kappa == advice.kappa
     assert advice.after(clear).kappa == 0.9
     assert (close.decided, clear.decided) == (False, True)
+    assert advice.after(clear, warmup_steps=9).kappa == 0.9
+    assert advice.after(clear, warmup_steps=10).kappa == advice.kappa, "all of its 10 steps were warm-up"
 
 
 def test_the_summary_is_complete_and_survives_a_file() -> None:
@@ -293,7 +295,7 @@ def test_the_command_gives_json_draws_the_figure_and_probes(tmp_path: Path) -> N
 def test_the_probes_warning_is_printed(tmp_path: Path) -> None:
     result = run("kappa", "digits", *SETS, "--probe", "--probe-steps", 1, "--out", tmp_path)
     assert "warning: early steps mislead" in result.stdout
-    assert re.search(r"warning: all \d steps lie in the warm-up of 100,", result.stdout)
+    assert re.search(r"- The probe's \d steps lie within the warm-up of 100: it decides nothing.", result.stdout)
 
 
 def test_a_figure_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

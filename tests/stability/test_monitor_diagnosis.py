@@ -163,3 +163,11 @@ def test_features_that_stop_being_finite_are_traced_to_what_moved_before() -> No
         assert "from step 20 on features are not finite, first in mid, whose features had moved by 15%" in str(
             one.found
         )
+
+
+def test_features_that_are_not_finite_from_the_start_are_told_with_the_first_block_that_is_not() -> None:
+    finder = Finder(LAYOUT)
+    look(finder, 10, {"mid": math.inf, "out": math.nan}, {})
+    assert str(finder.found) == (
+        "from step 10 on features are not finite, first in mid, before there were readings enough to see why."
+    )

@@ -32,6 +32,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def assert_read_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """To 1e-5, because of sums in another order, and what ten steps of Adam make of that."""
+    noise = {key for key in expected if key.endswith("feature_noise")}
+    for keys, rounding in ((expected.keys() - noise, 1e-7), (noise, 2e-4)):
+        # A noise is the root of a difference of sums: where images have the same norm, as after a LayerNorm, it is 0.
+        wanted = {key: expected[key] for key in keys}
+        assert {key: found[key] for key in keys} == pytest.approx(wanted, rel=1e-5, abs=rounding)
+
+
 def readings(run: Path) -> list[dict[str, Any]]:
     return [line for line in lasting_metrics(run) if "skip1/feature" in line]
 
@@ -42,8 +51,8 @@ def test_two_processes_read_what_one_reads(runs: Path, kind: str) -> None:
     assert [line["step"] for line in together] == list(range(1, 11))
     assert "robustness_max" in together[-1] and "skip1/coefficient_low" in together[0]
     for one, two in zip(alone, together, strict=True):
-        # 1e-5: sums in another order, and what ten steps of Adam make of that.
-        assert two == pytest.approx(one, rel=1e-5, abs=1e-7)
+        assert two.keys() == one.keys()
+        assert_read_alike(two, one)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
@@ -62,4 +71,4 @@ def test_accumulated_parts_are_read_as_one_batch(runs: Path) -> None:
     # The probe is of the last part, which is all of the batch that is still there.
     wanted = [{key: value for key, value in line.items() if "robust" not in key} for line in readings(runs / "one")]
     for one, parts in zip(wanted, readings(runs / "parts"), strict=True):
-        assert {key: parts[key] for key in one} == pytest.approx(one, rel=1e-5, abs=1e-7)
+        assert_read_alike(parts, one)

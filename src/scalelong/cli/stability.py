@@ -123,7 +123,7 @@ def kappa(
     if json:
         typer.echo(json_format.dumps(advice.summary(), indent=2, ensure_ascii=False))
     else:
-        print_advice(config, advice)
+        print_advice(config.name, advice)
         print_line(f"to use it: {command_for(advice, recipe, overrides or [])}")
 
 
@@ -143,17 +143,18 @@ def with_probe(advice: KappaAdvice, config: Config, folder: Path, steps: int | N
 
     kappas = spread_over(advice.band, advice.kappa)
     display = Silent() if quiet else choose_display()
-    return advice.after(probe_kappas(config, kappas, folder, where=advice.where, steps=steps, display=display))
+    probe = probe_kappas(config, kappas, folder, where=advice.where, steps=steps, display=display)
+    return advice.after(probe, warmup_steps=config.optim.warmup_steps)
 
 
-def print_advice(config: Config, advice: KappaAdvice) -> None:
+def print_advice(name: str, advice: KappaAdvice) -> None:
     where = "" if advice.where == "input" else f", where={advice.where}"
     band = f"band {advice.band.low:.3f} to {advice.band.high:.3f}"
-    print_line(f"{config.name}: κ = {advice.kappa}{where} ({band})", style="bold")
+    print_line(f"{name}: κ = {advice.kappa}{where} ({band})", style="bold")
     for reason in advice.reasons:
         print_line(f"- {reason}")
     if advice.probe is not None:
-        print_probe(advice.probe, config.optim.warmup_steps)
+        print_probe(advice.probe)
 
 
 def command_for(advice: KappaAdvice, recipe: str, overrides: list[str]) -> str:
@@ -164,13 +165,12 @@ def command_for(advice: KappaAdvice, recipe: str, overrides: list[str]) -> str:
     return " ".join(["scalelong train", quote(recipe), *(f"--set {quote(override)}" for override in sets)])
 
 
-def print_probe(probe: Probe, warmup_steps: int) -> None:
-    from ..stability.probe import warnings_for
+def print_probe(probe: Probe) -> None:
+    from ..stability.probe import WARNING
 
     for scores in probe.rounds:
         print_line(f"probe, {scores[0].steps} steps: held-out loss")
         for score in scores:
             behind = "" if score is scores[0] else f", behind by {score.behind:.4f} ± {score.behind_error:.4f}"
             print_line(f"  κ = {score.kappa}: {score.loss:.4f} ± {score.standard_error:.4f}{behind}")
-    for warning in warnings_for(probe, warmup_steps):
-        print_line(f"warning: {warning}", style="yellow")
+    print_line(f"warning: {WARNING}", style="yellow")

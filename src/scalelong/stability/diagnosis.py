@@ -40,6 +40,8 @@ class Diagnosis:
 
     def __str__(self) -> str:
         when = "on training oscillates" if self.finite else "on features are not finite"
+        if not self.worst_swing:
+            return f"from step {self.step} {when}, first in {self.block}, before there were readings enough to see why."
         how = "swing" if self.finite else "had moved"
         further = f", up to {self.worst_swing:.0%} in {self.worst}" if self.worst != self.block else ""
         return (
@@ -68,8 +70,11 @@ class Finder:
         """Judge the window that ends with `numbers`; `order` are the blocks as the forward pass runs them."""
         if self.found is not None or not order:
             return
-        if any(not math.isfinite(numbers[feature(name)]) for name in order):
-            self.found = self._diagnose(step, self.before, order, finite=False)
+        broken = [name for name in order if not math.isfinite(numbers[feature(name)])]
+        if broken:
+            # Where nothing had moved, or there are too few readings to tell, the first that broke is all there is.
+            seen = any(judged(self.before, feature(name)) for name in order)
+            self.found = self._diagnose(step, self.before, order if seen else broken, finite=False)
         elif max(judged(swings, feature(name)) for name in order) > LIMIT:
             self.found = self._diagnose(step, swings, order)
         # The last numbers before features stop being finite; growth, too, leads there.

@@ -93,8 +93,14 @@ class KappaAdvice:
     reasons: tuple[str, ...]
     probe: Probe | None = None
 
-    def after(self, probe: Probe) -> KappaAdvice:
-        """The advice once runs were compared: κ stays unless it was clearly behind the probe's best."""
+    def after(self, probe: Probe, *, warmup_steps: int = 0) -> KappaAdvice:
+        """The advice once runs were compared: κ stays unless it was clearly behind the probe's best.
+
+        A probe that ends within the warm-up, at rates far below the recipe's, decides nothing.
+        """
+        if probe.steps <= warmup_steps:
+            verdict = f"The probe's {probe.steps} steps lie within the warm-up of {warmup_steps}: it decides nothing."
+            return replace(self, probe=probe, reasons=(*self.reasons, verdict))
         if not probe.rules_out(self.kappa):
             verdict = f"In the probe κ = {self.kappa} was not clearly behind any other value."
             return replace(self, probe=probe, reasons=(*self.reasons, verdict))

@@ -61,6 +61,11 @@ class Probe:
         return self.rounds[-1][0].kappa
 
     @property
+    def steps(self) -> int:
+        """How far the last round went."""
+        return self.rounds[-1][0].steps
+
+    @property
     def decided(self) -> bool:
         """Whether the best of the last round is clearly ahead of all others in it."""
         return all(score.clearly_behind for score in self.rounds[-1][1:])
@@ -73,15 +78,6 @@ class Probe:
     def rules_out(self, kappa: float) -> bool:
         """Whether a value was tried and was clearly behind in the last round that it was in."""
         return any(score.clearly_behind for scores in self.rounds for score in scores if score.kappa == kappa)
-
-
-def warnings_for(probe: Probe, warmup_steps: int) -> list[str]:
-    """Why not to trust a probe too much."""
-    last = probe.rounds[-1][0].steps
-    if last > warmup_steps:
-        return [WARNING]
-    inside = f"all {last} steps lie in the warm-up of {warmup_steps}, where little is learned: use more --probe-steps."
-    return [WARNING, inside]
 
 
 def probe_kappas(
