@@ -24,7 +24,7 @@ def speedup(
     ...     return Curve(tuple(steps), tuple(1 / math.sqrt(1 + step * faster / (50 + seed)) for step in steps))
     >>> found = speedup([run(seed, 1.0) for seed in range(3)], [run(seed, 2.0 + 0.1 * seed) for seed in range(3)])
     >>> round(found.value, 2), found.verdict
-    (2.09, 'faster')
+    (2.1, 'faster')
     """
     if len(baseline) != len(method):
         raise ValueError(f"runs are compared in pairs of the same seed: there are {len(baseline)} and {len(method)}")
