@@ -50,7 +50,8 @@ def test_a_run_that_diverges_is_a_result(made: Made) -> None:
         "none-lr1": "diverged",
         "cs-lr1": "diverged",
     }
-    results = json.loads((out / "results.json").read_text())
+    text = (out / "results.json").read_text()
+    results = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert results["status"] == "finished" and results["runs_done"] == 4
     sweep = results["rate_sensitivity"][0]
     assert sweep["rates"] == RATES and sweep["largest_stable_rate"] == 4e-3

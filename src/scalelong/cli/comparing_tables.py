@@ -60,7 +60,7 @@ def rate_table(sweeps: Sequence[Results]) -> Table:
         setting = f"{sweep['label']}, depth {sweep['depth']}, batch {sweep['batch']}"
         cells = [number(losses.get(rate), ".4f", "diverged") for rate in rates]
         stable = number(sweep["largest_stable_rate"], "g")
-        table.add_row(Text(setting), *cells, with_interval(sweep["sensitivity"], ".4f"), stable)
+        table.add_row(Text(setting), *cells, with_range(sweep["sensitivity"], ".4f", ""), stable)
     return table
 
 
@@ -85,12 +85,12 @@ def with_interval(found: Results | None, form: str) -> str:
     return f"{found['value']:{form}}{half}"
 
 
-def with_range(found: Results | None) -> str:
-    """Such as 1.52× (1.31 to 1.77): an interval of a ratio is not symmetric."""
+def with_range(found: Results | None, form: str = ".2f", unit: str = "×") -> str:
+    """Such as 1.52× (1.31 to 1.77), where an interval is not symmetric."""
     if found is None or found["value"] is None:
         return NOTHING
-    interval = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
-    return f"{found['value']:.2f}×{interval}"
+    interval = "" if found["low"] is None else f" ({found['low']:{form}} to {found['high']:{form}})"
+    return f"{found['value']:{form}}{unit}{interval}"
 
 
 def number(value: float | None, form: str, missing: str = NOTHING) -> str:
