@@ -22,12 +22,21 @@ def print_results(results: Results) -> None:
         print_table(setting_table(results, setting))
         for pair in results["comparisons"]:
             if pair["setting"] == setting and pair["pairs"]:
-                print_line(f"- {pair['sentence']}")
+                print_line(verdict_line(pair))
     if results["rate_sensitivity"]:
         print_line("sensitivity to the learning rate: the loss given away, on average, by not knowing the best", "bold")
         print_table(rate_table(results["rate_sensitivity"]))
     for warning in results["warnings"]:
         print_line(f"warning: {warning}", style="yellow")
+
+
+def verdict_line(pair: Results) -> str:
+    """The sentence about the speed-up, and the paired test of the final losses."""
+    loss = pair["final_loss"]
+    if loss is None or loss["p"] is None:
+        return f"- {pair['sentence']}"
+    difference = f"{loss['difference']:+.4f} ± {(loss['high'] - loss['low']) / 2:.4f} (paired t, p = {loss['p']:.2g})"
+    return f"- {pair['sentence']} Final held-out loss {difference}."
 
 
 def setting_table(results: Results, setting: str) -> Table:
