@@ -29,6 +29,11 @@ class Curve:
         if not 0 < self.seconds_per_step < math.inf:
             raise ValueError(f"the seconds per step of a curve must be above 0, not {self.seconds_per_step}")
 
+    @property
+    def evaluated(self) -> tuple[int, ...]:
+        """The steps after the start at which the loss was finite."""
+        return tuple(s for s, loss in zip(self.steps, self.losses, strict=True) if s > 0 and math.isfinite(loss))
+
     def ends_at(self, step: int) -> bool:
         """Whether the run came as far as this step, with a finite loss."""
         return bool(self.steps) and self.steps[-1] == step and math.isfinite(self.losses[-1])
