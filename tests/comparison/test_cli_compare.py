@@ -102,6 +102,7 @@ def test_the_exit_code_tells_of_failures_and_signals(made: Made, capsys: pytest.
         (["--depth", "3"], "model.depth: must be a multiple of 2, got 3"),
         (["--steps", "3"], "leaves 3 points on a curve of 3 steps"),
         (["--set", "data.source=nowhere.parquet"], "nowhere.parquet"),
+        (["--set", "evaluation.every=9", "--set", "evaluation.network=none.pt"], "there is no file 'none.pt'"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:

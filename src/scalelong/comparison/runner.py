@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..evaluation import load_features
 from ..training import Config, Run, summarise, to_yaml
 from ..training.inputs import open_inputs
 from ..training.signals import StopSignals
@@ -66,12 +67,18 @@ def compare(
     folder = Path(out)
     check_plan(folder, plan)
     if not read_plan(folder):
-        # Data that cannot be read would fail in every run: it is said once, before anything is written.
-        open_inputs(plan.arms[0].config).batches.close()
+        check_needs(plan.arms[0].config)
     count = min(workers or default_workers(), len(plan.runs))
     with locked(folder) as kept_open:
         created = save_plan(folder, plan, command)
         return Conductor(plan, folder, count, watcher or Watcher(), command, created).run(kept_open)
+
+
+def check_needs(config: Config) -> None:
+    """Raise, before anything is written, what would fail in every run: data or a feature network that is not there."""
+    open_inputs(config).batches.close()
+    if config.evaluation.every is not None:
+        load_features(config.evaluation.network)
 
 
 def default_workers() -> int:
