@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,3 +49,13 @@ def check_width(config: Config, empty_text: Tensor | None) -> None:
 def prepared_place(config: Config) -> Path:
     """The folder that `scalelong prepare` fills for a recipe."""
     return prepared_folder(config.name, config.data, config.text, config.latents)
+
+
+def stream_positions(batches: BatchSource) -> list[dict[str, Any]]:
+    """Where the stream of each process is; nothing if the data is in memory."""
+    own = batches.state_dict()
+    if not own:
+        return []
+    from accelerate.utils import gather_object
+
+    return gather_object([own])

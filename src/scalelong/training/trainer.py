@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from .ema import EMA
 from .engine import build_accelerator, build_optimizer, check_shares, learning_rate, place, shares_weights, wrap
 from .guard import Guard, TrainingDiverged, Verdict
 from .heldout import HeldOut
-from .inputs import open_inputs
+from .inputs import open_inputs, stream_positions
 from .journal import Journal
 from .objective import Noised, Objective
 from .pictures import save_grid
@@ -37,11 +36,9 @@ from .sampling import draw, heldout_condition
 from .sharding import whole, without_exchange
 from .signals import StopSignals
 from .state import TrainState
+from .watching import MakeMonitor, Watching
 
 GRID_IMAGES = 64
-
-MakeMonitor = Callable[..., Any]
-"""`scalelong.stability.monitor.SkipMonitor`, or what is called like it."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +106,7 @@ class Trainer:
         self._build_data(rank, world)
         self._build_model()
         self.monitor = self._build_monitor(monitor)
+        self.watching = Watching(self.monitor, self.journal)
         self.quality = self._build_quality(evaluate)
         self.store = run.checkpoints(config.training.keep_last)
 
@@ -175,7 +173,7 @@ class Trainer:
         first = self.state.step
         self.journal.start(first)
         try:
-            with self.signals, self.monitor or nullcontext():
+            with self.signals, self.watching.running():
                 if self.state.evaluated != first and self._is_evaluated(first):
                     self._evaluate_images()  # A signal stopped it before.
                 while self.state.step < steps and not self.stopping:
@@ -227,9 +225,7 @@ class Trainer:
             )
         if streams:
             self.batches.load_state_dict(streams[rank])
-        if self.monitor is not None:
-            # A checkpoint of a run without a monitor has no windows to go on with.
-            self.monitor.load_state_dict(saved["monitor"]) if saved.get("monitor") else self.monitor.seek(saved["step"])
+        self.watching.load_state_dict(saved.get("monitor"), saved["step"])
         return saved["metrics_size"]
 
     def _advance(self) -> None:
@@ -267,7 +263,7 @@ class Trainer:
         self.optimizer.zero_grad()
         state.step += 1
         self._note(verdict)
-        self._watch()
+        self.watching.step(state.step)
         if self.accelerator.num_processes == 1:
             self.stopping = self.signals.received is not None
         return verdict
@@ -329,24 +325,12 @@ class Trainer:
             self.journal.record(state.step, {"event": "overflow", "scale": state.scaler.get_scale()})
         self.journal.step(state.step, verdict)
 
-    def _watch(self) -> None:
-        """Write down what the monitor read in this step, and say it once if it finds an oscillation."""
-        step = self.state.step
-        if self.monitor is None or not self.monitor.step(step):
-            return
-        self.journal.record(step, self.monitor.latest)
-        found = self.monitor.diagnosis()
-        if found is not None and found.step == step:
-            self.journal.record(step, {"event": "oscillation", **asdict(found), "message": str(found)})
-            self.journal.note(str(found))
-
     def _roll_back(self) -> None:
         checkpoint = self.store.latest()
         assert checkpoint is not None, "a run has a checkpoint from its first step on"
         bad = self.state.step
         self.state.roll_back(checkpoint)
-        if self.monitor is not None:
-            self.monitor.seek(self.state.step)
+        self.watching.seek(self.state.step)
         if self.quality is not None:
             self.quality.begin(self.state.step)
         self.journal.record(self.state.step, {"event": "rollback", "from_step": bad})
@@ -404,23 +388,14 @@ class Trainer:
 
     def _save(self, metric: float | None = None) -> None:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
-        streams = self._streams()
+        streams = stream_positions(self.batches)
         if self.is_main or self.sharded:
             tensors = self.state.tensors(keep=self.is_main)
             if self.is_main:
                 size = self.journal.metrics.synced_size()
-                windows = None if self.monitor is None else self.monitor.state_dict()
+                windows = self.watching.state_dict()
                 self.state.save(self.store, tensors, metrics_size=size, data=streams, metric=metric, monitor=windows)
         self.accelerator.wait_for_everyone()
-
-    def _streams(self) -> list[dict[str, Any]]:
-        """Where the stream of each process is; nothing if the data is in memory."""
-        own = self.batches.state_dict()
-        if not own:
-            return []
-        from accelerate.utils import gather_object
-
-        return gather_object([own])
 
 
 def is_due(every: int | None, step: int, last: bool) -> bool:
