@@ -212,7 +212,10 @@ def test_an_unfinished_comparison_warns_that_intervals_will_change(cases: Path) 
 def test_a_run_without_advice_names_the_command_that_makes_it(cases: Path, tmp_path: Path) -> None:
     place = cases / "single"
     assert f"scalelong kappa {place}/config.yaml --json > {place}/kappa.json" in page_of(place).text
-    assert "κ = 0.61 for CS, from a band of 0.402 to 0.818." in page_of(cases / "comparison").text
+    assert (
+        "κ = 0.61 for CS; the band that matches the target's size is 0.402 to 0.818."
+        in page_of(cases / "comparison").text
+    )
 
 
 def test_hostile_names_are_text_wherever_they_come_from(tmp_path: Path) -> None:
