@@ -19,12 +19,13 @@ from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
 from scalelong.report import NotAReport, read_content, render
+from scalelong.report.blocks import Interval, Intervals
 from scalelong.report.chart_data import chart_data
 from scalelong.report.figures import draw_figures
 from scalelong.report.intervals import IntervalScale
 from scalelong.report.page import RELOAD_SECONDS
 from scalelong.report.pictures import Album
-from scalelong.report.read import Notes
+from scalelong.report.read import Estimate, Notes
 from scalelong.report.watch import QUIET_POLLS, watch_content
 
 pytest.importorskip("jinja2")
@@ -201,6 +202,23 @@ def test_an_unfinished_run_says_how_far_it_got_and_only_a_live_page_loads_itself
     assert "unfinished: step 1,200 of 3,200" in page.text
     assert page.data["reload"] == 0
     assert page_of(cases / "half", live=True).data["reload"] == RELOAD_SECONDS
+
+
+def test_events_stand_beside_the_run_and_the_setting_they_happened_in(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "comparison", rates=(0.002, 0.004), seeds=1)
+    write_run(folder / "runs" / "cs-lr0.004" / "seed-0", until=800, diverges=True)
+    page = page_of(folder)
+    assert "CS κ=0.7, lr 0.004, seed 0 1 loss spike: at step 810" in page.text
+    assert page.text.count("1 loss spike") == 1 and "Warnings (4)" in page.text
+
+
+def test_a_very_wide_interval_leaves_room_for_the_others() -> None:
+    wide, narrow = Estimate(1.2, 0.001, 300.0), Estimate(1.5, 1.3, 1.7)
+    rows = [Interval(str(place), 0, estimate, "") for place, estimate in enumerate((wide, narrow))]
+    scale = IntervalScale.of(Intervals("speedup", "", "", rows, reference=1.0, log=True))
+    assert scale.span(wide) == (0.0, 100.0)
+    low, high = scale.span(narrow) or (0.0, 0.0)
+    assert high - low > 8
 
 
 def test_an_unfinished_comparison_warns_that_intervals_will_change(cases: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .blocks import Block, Interval, Intervals, Part, Section, Table, Text
 from .common import warnings_section
-from .comparison import Arm, ArmRun, Comparison, run_folders
+from .comparison import Arm, ArmRun, Comparison, Folders, run_folders
 from .comparison_charts import coefficients, curves, noise, oscillation, rates
 from .comparison_setup import advice, samples, setup
 from .numbers import NOTHING, TO, listed, plural, show, show_estimate
@@ -33,13 +33,21 @@ def comparison_part(key: str, comparison: Comparison, notes: Notes) -> Part:
         Section(f"{key}-setup", "What was run", setup(comparison, folders)),
     ]
     sections = [section for section in sections if section.blocks]
-    events = {run.name: event_lines(folder) for _, run, folder in folders}
-    every = [run for arm in comparison.arms for run in arm.runs]
-    unusual = [(run.name, [*failure(run), *events.get(run.name, [])]) for run in every]
+    unusual = unusual_runs(comparison, folders)
     said = [as_text(line) for line in as_list(comparison.content.get("warnings"))]
     noted = [f"{folder.label}: {note}" for _, _, folder in folders for note in folder.notes]
     sections.insert(1, warnings_section(key, unusual, [*said, *comparison.notes, *notes.lines, *noted]))
     return Part(key, title(comparison), subtitle(comparison), *status(comparison), sections)
+
+
+def unusual_runs(comparison: Comparison, folders: Folders) -> list[tuple[str, list[str]]]:
+    """For each run what happened in it; one that failed early may have no folder."""
+    events = {(arm.key, run.name): event_lines(folder) for arm, run, folder in folders}
+    return [
+        (f"{comparison.name_of(arm)}, {run.short_name}", [*failure(run), *events.get((arm.key, run.name), [])])
+        for arm in comparison.arms
+        for run in arm.runs
+    ]
 
 
 def title(comparison: Comparison) -> str:

@@ -53,15 +53,16 @@ def show_estimate(estimate: Estimate, digits: int = 4, unit: str = "") -> str:
 
 
 def alike(numbers: Sequence[float | None], digits: int) -> list[str]:
-    """With as many decimals as the largest of them needs for its digits.
+    """With as many decimals as the digits of the first take, or fewer where that is tiny beside the others.
 
-    >>> alike([1.05, 0.9237, 12.5, None], 3)
-    ['1.1', '0.9', '12.5', '–']
+    >>> alike([1.16, 0.004, 295.22, None], 3), alike([0.00001, -0.0031, 0.0029], 3)
+    (['1.16', '0.00', '295.22', '–'], ['0.000010', '−0.003100', '0.002900'])
     """
-    largest = max((abs(x) for x in numbers if x is not None and math.isfinite(x)), default=0.0)
-    if not 1e-4 <= largest < 1e4:
+    sizes = [abs(x) for x in numbers if x is not None and math.isfinite(x)]
+    size = max(sizes[0], max(sizes) / 30) if sizes else 0.0
+    if not 1e-5 <= size < 1e4:
         return [show(x, digits) for x in numbers]
-    decimals = max(0, digits - 1 - math.floor(math.log10(largest)))
+    decimals = max(0, digits - 1 - math.floor(math.log10(size)))
     return [minus(f"{x:.{decimals}f}") if x is not None and math.isfinite(x) else show(x, digits) for x in numbers]
 
 
