@@ -11,7 +11,7 @@ from .common import warnings_section
 from .comparison import Arm, ArmRun, Comparison, Folders, run_folders
 from .comparison_charts import coefficients, curves, noise, oscillation, rates
 from .comparison_setup import advice, samples, setup
-from .numbers import NOTHING, TO, listed, plural, show, show_estimate
+from .numbers import NOTHING, TO, listed, plural, show, show_estimate, show_factor
 from .pictures import Album
 from .read import Estimate, Notes, as_dict, as_dicts, as_list, as_text, finite, number, whole
 from .runs import event_lines
@@ -116,7 +116,7 @@ def speedups(key: str, setting: str, found: Sequence[dict[str, Any]], comparison
 def speedup_row(one: dict[str, Any], comparison: Comparison) -> Interval:
     arm = comparison.arm(as_text(one.get("arm")))
     estimate = Estimate.of(one.get("speedup_steps"))
-    text = show_estimate(estimate, 3, "×") if estimate.value is not None else "not measured yet"
+    text = show_factor(estimate) if estimate.value is not None else "not measured yet"
     label, style = (arm.label, arm.style) if arm else (as_text(one.get("arm"), NOTHING), 0)
     verdict = as_text(one.get("verdict"), "cannot be judged")
     return Interval(label, style, estimate, text, "\n".join(sentences(one)), verdict)
@@ -127,7 +127,7 @@ def sentences(one: dict[str, Any]) -> list[str]:
     said, seconds = as_text(one.get("sentence")), Estimate.of(one.get("speedup_seconds"))
     also = as_text(one.get("sentence_seconds"))
     if not also and seconds.value is not None:
-        also = f"In seconds: {show_estimate(seconds, 3, '×')}."
+        also = f"In seconds: {show_factor(seconds)}."
     more = whole(one.get("more_seeds"))
     # The sentence may have said it already.
     settle = f"About {plural(more, 'more seed')} would settle it." if more and "seed" not in said else ""

@@ -34,7 +34,7 @@ class IntervalScale:
             # An interval from 0.003 to 300 would leave no room for the others; it runs into the edge.
             low, high = min([least, 0.8, *ends]), max([most, 1.25, *ends])
             return cls(max(low, least / FAR), min(high, most * FAR), True)
-        room = max(most - min(0.0, least), abs(most), 1e-12)
+        room = 2 * max(most - min(0.0, least), abs(most), 1e-12)
         low, high = min([0.0, least, *ends]), max([most, *ends])
         return cls(max(low, min(0.0, least) - room), max(min(high, most + room), low + 1e-12), False)
 
@@ -68,11 +68,13 @@ def usable(values: Sequence[float | None], log: bool) -> list[float]:
 
 def log_ticks(low: float, high: float) -> list[float]:
     """
-    >>> log_ticks(0.8, 3.1)
-    [1, 1.5, 2, 3]
+    >>> log_ticks(0.8, 3.1), log_ticks(0.8, 1.25)
+    ([1, 1.5, 2, 3], [0.8, 1.0, 1.2])
     """
     steps = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
     found = [step for step in steps if low * 0.99 <= step <= high * 1.01]
+    if len(found) < 3:
+        return linear_ticks(low, high)
     return found if len(found) <= 5 else [step for step in found if step in (0.1, 0.5, 1, 2, 5, 10, 100)]
 
 

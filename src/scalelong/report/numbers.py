@@ -40,16 +40,29 @@ def minus(text: str) -> str:
     return f"−{text[1:]}" if text.startswith("-") else text
 
 
-def show_estimate(estimate: Estimate, digits: int = 4, unit: str = "") -> str:
+def show_factor(estimate: Estimate) -> str:
+    """How many times, with two decimals as in the sentences of a comparison.
+
+    >>> show_factor(Estimate(0.986, 0.9321, 1.0512))
+    '0.99× (0.93\\xa0–\\xa01.05)'
     """
-    >>> show_estimate(Estimate(1.42, 1.2, 1.7), 3, "×")
-    '1.42× (1.20\\xa0–\\xa01.70)'
+    value, low, high = (
+        f"{x:.2f}" if x is not None and math.isfinite(x) else show(x)
+        for x in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value}×" if estimate.low is None and estimate.high is None else f"{value}× ({low}{TO}{high})"
+
+
+def show_estimate(estimate: Estimate, digits: int = 4) -> str:
+    """
+    >>> show_estimate(Estimate(1.42, 1.2, 1.7), 3)
+    '1.42 (1.20\\xa0–\\xa01.70)'
     """
     numbers = [estimate.value, estimate.low, estimate.high]
     if estimate.value is None:
         return NOTHING
     value, low, high = alike(numbers, digits)
-    return f"{value}{unit}" if numbers[1:] == [None, None] else f"{value}{unit} ({low}{TO}{high})"
+    return value if numbers[1:] == [None, None] else f"{value} ({low}{TO}{high})"
 
 
 def alike(numbers: Sequence[float | None], digits: int) -> list[str]:
