@@ -431,3 +431,20 @@ def test_watching_reads_again_after_a_change_and_ends_with_the_run(tmp_path: Pat
     found = [content.parts[0].status for content in watch_content([folder], wait)]
     assert found == ["unfinished: step 800 of 3,200", "finished at step 3,200"]
     assert len(seen) == 2 + QUIET_POLLS + 1
+
+
+def test_an_interrupted_watch_leaves_a_page_that_stands_still(
+    cases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, seen = tmp_path / "page.html", []
+
+    def watch(sources: list[Path]) -> Iterator[Any]:
+        yield read_content(sources)
+        seen.append(Page(page.read_text(encoding="utf-8")).data["reload"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scalelong.report.watch.watch_content", watch)
+    result = run(cases / "half", "--watch", "--out", page)
+    assert result.exit_code == 0 and result.stdout.endswith(f"page: {page}\n")
+    assert seen == [RELOAD_SECONDS]
+    assert Page(page.read_text(encoding="utf-8")).data["reload"] == 0
