@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from pathlib import Path
 
 import pytest
 from comparison_cases import tiny_plan
 
 from scalelong.comparison import outcome, worker
-from scalelong.comparison.collect import collect
+from scalelong.comparison.collect import Series, collect
 from scalelong.comparison.outcome import SIGMAS, read_outcome
 from scalelong.comparison.plan import PlannedRun
+from scalelong.evaluation import Evaluation, Figure, Plan
+from scalelong.evaluation.results import record
 from scalelong.training import Run, TrainingDiverged, read_metrics
 from scalelong.training.display import Silent
 from scalelong.training.guard import Guard
@@ -48,14 +52,14 @@ def test_a_run_that_has_ended_is_not_touched_again(finished: Path) -> None:
 
 
 def test_a_record_holds_what_the_run_has_written(finished: Path) -> None:
-    record = collect(finished, planned())
-    assert record.losses.steps == tuple(range(1, 11)) and record.step == 10
-    assert record.curve.losses == record.losses.values
+    found = collect(finished, planned())
+    assert found.losses.steps == tuple(range(1, 11)) and found.step == 10
+    assert found.curve.losses == found.losses.values
     # Two skips at depth 4: the outermost keeps 1, the other has κ.
-    assert record.coefficients == {1: 1.0, 2: pytest.approx(0.7)}
+    assert found.coefficients == {1: 1.0, 2: pytest.approx(0.7)}
     # The index is given from the fifth reading on.
-    assert record.oscillation["feature"].steps == record.oscillation["gradient"].steps == tuple(range(5, 11))
-    assert record.seconds > 0 and record.seconds_per_step is not None
+    assert found.oscillation["feature"].steps == found.oscillation["gradient"].steps == tuple(range(5, 11))
+    assert found.seconds > 0 and found.seconds_per_step is not None
 
 
 @pytest.mark.parametrize("rate", ["1.0", "1e30"], ids=["far above", "not a number"])
@@ -64,8 +68,8 @@ def test_a_run_that_ends_far_above_its_start_or_without_a_number_has_diverged(ra
     answer = worker.run(run.config, tmp_path / run.folder, Silent())
     assert answer["status"] == "diverged"
     assert answer["message"].startswith("final held-out loss") and "untrained" in answer["message"]
-    record = collect(tmp_path, run)
-    assert record.final_loss == record.curve.losses[-1] == float("inf")
+    collected = collect(tmp_path, run)
+    assert collected.final_loss == collected.curve.losses[-1] == float("inf")
     content = (tmp_path / run.folder / outcome.FILE).read_text()
     json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
@@ -84,7 +88,36 @@ def test_a_run_that_the_guard_gives_up_has_diverged_with_its_reason(
     run = planned()
     answer = worker.run(run.config, tmp_path / run.folder, Silent())
     assert answer == {"status": "diverged", "message": "training diverged: the numbers were not finite"}
-    record = collect(tmp_path, run)
-    assert record.outcome is not None and record.outcome.step == record.step == 7
-    assert record.outcome.initial_loss is not None
-    assert record.curve.last_step == 0, "it never reached a final loss"
+    collected = collect(tmp_path, run)
+    assert collected.outcome is not None and collected.outcome.step == collected.step == 7
+    assert collected.outcome.initial_loss is not None
+    assert not math.isfinite(collected.final_loss), "it never reached a final loss"
+
+
+def evaluation(step: int, distance: float, weights: str = "ema", images: int = 20) -> Evaluation:
+    return Evaluation({"images": images}, {"FD-EffNet": Figure(distance), "recall": Figure(0.5)}, step, weights)
+
+
+def test_the_curve_of_distances_is_that_of_one_kind_of_evaluation(finished: Path, tmp_path: Path) -> None:
+    run = planned()
+    shutil.copytree(finished / run.folder, tmp_path / run.folder)
+    assert collect(tmp_path, run).distances == Series()
+    found = [evaluation(5, 40.0), evaluation(5, 9.0, "raw"), evaluation(10, 70.0, images=50), evaluation(10, 30.0)]
+    record(tmp_path / run.folder, found)
+    collected = collect(tmp_path, run)
+    assert (collected.distance_name, collected.distances) == ("FD-EffNet", Series((5, 10), (40.0, 30.0)))
+
+
+def test_a_last_step_that_a_signal_kept_from_being_evaluated_is_evaluated_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Plan] = []
+    monkeypatch.setattr(worker, "evaluate_run", lambda folder, plan: asked.append(plan))
+    wanted = planned("evaluation.every=5", "evaluation.images=20").config
+    record(tmp_path, [evaluation(5, 40.0)])
+    worker.evaluate_end(tmp_path, wanted)
+    assert asked == [Plan(20, ("ema",), wanted.evaluation.network)]
+    record(tmp_path, [evaluation(10, 30.0)])
+    worker.evaluate_end(tmp_path, wanted)
+    worker.evaluate_end(tmp_path / "no evaluation asked for", planned().config)
+    assert len(asked) == 1

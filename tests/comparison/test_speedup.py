@@ -46,10 +46,10 @@ def numbers(found: Speedup) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("power", [0.3, 0.5, 1.0])
 @pytest.mark.parametrize("truth", [0.5, 0.7, 1.1, 1.5, 2.5, 5.0])
-def test_a_run_that_is_faster_by_a_factor_has_that_speedup_to_two_percent(truth: float, power: float) -> None:
+def test_a_run_that_is_faster_by_a_factor_has_that_speedup_to_one_percent(truth: float, power: float) -> None:
     runs = [(power_law(speed, power=power), power_law(truth * speed, power=power)) for speed in (0.8, 1.0, 1.3)]
     value = numbers(compare(runs))[0]
-    assert value == pytest.approx(truth, rel=0.02)
+    assert value == pytest.approx(truth, rel=0.01)
     # What is left of smoothing a bent curve pulls towards 1, never away from it.
     assert abs(math.log(value)) <= abs(math.log(truth))
 
@@ -132,7 +132,7 @@ def test_a_diverged_run_counts_as_the_slowest_that_a_curve_can_show(ending: floa
     run, whole = power_law(), (power_law(), power_law(1.4))
     broken = replace(run, losses=(*run.losses[:8], *[ending] * 8))
     alone = numbers(compare([whole] * 4))[0]
-    for diverged in (broken, cut(run, 8), Curve((), ())):
+    for diverged in (broken, cut(run, 8), Curve((), ()), Curve((37,), (ending,))):
         found = compare([whole, whole, whole, (run, diverged)])
         assert numbers(found)[0] == pytest.approx((alone**3 * STEPS[0] / STEPS[-1]) ** 0.25)
         assert (found.diverged, found.verdict) == (1, "no difference shown")
@@ -166,7 +166,7 @@ def test_one_broken_evaluation_on_the_way_is_not_a_divergence() -> None:
 
 
 def test_the_loss_before_training_does_not_count() -> None:
-    runs = [(power_law(), power_law(speed)) for speed in (1.3, 1.5)]
+    runs = [*((power_law(), power_law(speed)) for speed in (1.3, 1.5)), (power_law(), cut(power_law(), 3))]
     begun = [tuple(Curve((0, *run.steps), (9.0, *run.losses)) for run in pair) for pair in runs]
     assert compare(begun) == compare(runs)  # type: ignore[arg-type]
 
@@ -181,6 +181,8 @@ def test_nothing_is_judged_of_fewer_than_two_pairs_mostly_diverged_runs_or_singl
     ):
         found = compare(runs)
         assert (found.verdict, found.low, found.high, found.more_seeds) == ("cannot be judged", None, None, None)
+    lost = Curve((37,), (math.inf,))
+    assert "3 of 3 runs of CS and 3 of 3 runs of none diverged" in compare([(lost, lost)] * 3).sentence("CS", "none")
     assert compare([(run, faster)]).value == pytest.approx(1.4, rel=0.01)
 
 

@@ -32,7 +32,7 @@ from scalelong.evaluation import (
 from scalelong.evaluation import evaluate as evaluating
 from scalelong.evaluation.blocks import Blocks
 from scalelong.evaluation.evaluate import check_reference
-from scalelong.evaluation.results import NAMES, record
+from scalelong.evaluation.results import NAMES, counterpart, record
 from scalelong.training import Run
 from scalelong.training.sampling import load_network
 
@@ -213,6 +213,19 @@ def test_statistics_are_built_once_and_found_by_content(
         build_reference(data, network, folder=tmp_path, images=298)
 
 
+def test_commands_that_want_the_same_statistics_at_once_make_them_once(run: Path, plan: Plan, tmp_path: Path) -> None:
+    network, calls, found = load_features(plan.network), [], []
+    counted = replace(network, forward=lambda images: calls.append(len(images)) or network.forward(images))
+    build = lambda: found.append(build_reference(Run(run).config().data, counted, folder=tmp_path))  # noqa: E731
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3 and len(set(found)) == 1
+    assert sum(calls) == 297
+
+
 FACTS = {
     "network": "inception",
     "weights": "6726825d",
@@ -237,6 +250,14 @@ def test_figures_that_differ_in_a_fact_refuse_to_be_compared_and_name_it(key: st
 def test_figures_with_equal_facts_are_subtracted() -> None:
     better = replace(evaluation(), figures={"FID": Figure(2.5), "KID": Figure(0.1)}, step=10)
     assert compare(evaluation(), better) == {"FID": -0.5}
+
+
+def test_the_latest_comparable_evaluation_of_the_same_weights_is_the_counterpart() -> None:
+    one, other, raw = evaluation(), evaluation(images=100), replace(evaluation(), weights="raw")
+    early, late = replace(one, step=1), replace(one, step=2)
+    assert counterpart(one, [early, late, raw, other]) == late
+    assert counterpart(one, [early, raw, other][1:]) == raw
+    assert counterpart(one, [other]) == other
 
 
 def test_a_reference_of_another_network_is_refused() -> None:

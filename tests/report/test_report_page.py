@@ -21,6 +21,8 @@ from scalelong.cli.commands import app
 from scalelong.report import NotAReport, read_content, render
 from scalelong.report.blocks import Interval, Intervals
 from scalelong.report.chart_data import chart_data
+from scalelong.report.comparison import read_comparison
+from scalelong.report.comparison_sections import numbers_table
 from scalelong.report.figures import draw_figures
 from scalelong.report.intervals import IntervalScale
 from scalelong.report.page import RELOAD_SECONDS
@@ -180,7 +182,7 @@ def test_a_diverged_run_says_so_and_its_gaps_are_no_numbers(cases: Path) -> None
     assert "diverged at step 860 of 3,200" in page.text
     assert "Training diverged: after 3 rollbacks, still not finite." in page.text
     assert "1 skipped step: at step 820; the output of mid_block.attn is not finite." in page.text
-    assert "Went back from step 826 to step 800." in page.text
+    assert "1 rollback: from step 826 to 800." in page.text
     (chart,) = (chart for chart in page.data["charts"] if chart["key"] == "r-train")
     assert chart["views"][0]["series"][0]["points"][-1] == [850.0, None]
 
@@ -210,6 +212,17 @@ def test_events_stand_beside_the_run_and_the_setting_they_happened_in(tmp_path: 
     page = page_of(folder)
     assert "CS κ=0.7, lr 0.004, seed 0 1 loss spike: at step 810" in page.text
     assert page.text.count("1 loss spike") == 1 and "Warnings (4)" in page.text
+
+
+def test_what_diverged_has_no_final_loss_even_if_its_curve_ends_with_a_number(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "comparison", seeds=1)
+    results = json.loads((folder / "results.json").read_text())
+    curve = results["arms"][2]["loss_curve"]
+    curve["mean"][-1] = 1.23456e19
+    results["arms"][2]["final_loss"] = {"value": None, "low": None, "high": None}
+    write_json(folder / "results.json", results)
+    (row,) = (row for row in numbers_table(read_comparison(folder)).rows if row[0] == "CS κ=0.7")
+    assert row[3] == "–"
 
 
 def test_a_very_wide_interval_leaves_room_for_the_others() -> None:

@@ -22,12 +22,21 @@ def print_results(results: Results) -> None:
         print_table(setting_table(results, setting))
         for pair in results["comparisons"]:
             if pair["setting"] == setting and pair["pairs"]:
-                print_line(f"- {pair['sentence']}")
+                print_line(verdict_line(pair))
     if results["rate_sensitivity"]:
         print_line("sensitivity to the learning rate: the loss given away, on average, by not knowing the best", "bold")
         print_table(rate_table(results["rate_sensitivity"]))
     for warning in results["warnings"]:
         print_line(f"warning: {warning}", style="yellow")
+
+
+def verdict_line(pair: Results) -> str:
+    """The sentence about the speed-up, and the paired test of the final losses."""
+    loss = pair["final_loss"]
+    if loss is None or loss["p"] is None:
+        return f"- {pair['sentence']}"
+    difference = f"{loss['difference']:+.4f} ± {(loss['high'] - loss['low']) / 2:.4f} (paired t, p = {loss['p']:.2g})"
+    return f"- {pair['sentence']} Final held-out loss {difference}."
 
 
 def setting_table(results: Results, setting: str) -> Table:
@@ -60,7 +69,7 @@ def rate_table(sweeps: Sequence[Results]) -> Table:
         setting = f"{sweep['label']}, depth {sweep['depth']}, batch {sweep['batch']}"
         cells = [number(losses.get(rate), ".4f", "diverged") for rate in rates]
         stable = number(sweep["largest_stable_rate"], "g")
-        table.add_row(Text(setting), *cells, with_interval(sweep["sensitivity"], ".4f"), stable)
+        table.add_row(Text(setting), *cells, with_range(sweep["sensitivity"], ".4f", ""), stable)
     return table
 
 
@@ -85,12 +94,12 @@ def with_interval(found: Results | None, form: str) -> str:
     return f"{found['value']:{form}}{half}"
 
 
-def with_range(found: Results | None) -> str:
-    """Such as 1.52× (1.31 to 1.77): an interval of a ratio is not symmetric."""
+def with_range(found: Results | None, form: str = ".2f", unit: str = "×") -> str:
+    """Such as 1.52× (1.31 to 1.77), where an interval is not symmetric."""
     if found is None or found["value"] is None:
         return NOTHING
-    interval = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
-    return f"{found['value']:.2f}×{interval}"
+    interval = "" if found["low"] is None else f" ({found['low']:{form}} to {found['high']:{form}})"
+    return f"{found['value']:{form}}{unit}{interval}"
 
 
 def number(value: float | None, form: str, missing: str = NOTHING) -> str:

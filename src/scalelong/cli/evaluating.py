@@ -58,7 +58,7 @@ Steps = Annotated[int | None, typer.Option(min=1, help="Steps of the solver; els
 Sampler = Annotated[str | None, typer.Option(help="The solver; else the recipe's.")]
 Guidance = Annotated[float | None, typer.Option(min=0, help="1 = the condition as it is; else the recipe's.")]
 Seed = Annotated[int, typer.Option(min=0, help="The first image's seed; the next has the next.")]
-Compare = Annotated[Path | None, typer.Option(help="Another run, or its evaluation.json, to subtract from.")]
+Compare = Annotated[Path | None, typer.Option(help="Another run, or its evaluation.json: the difference to it.")]
 
 DEFAULT_NETWORK = "efficientnet-lite0"
 
@@ -98,6 +98,7 @@ def evaluate(
 ) -> None:
     with evaluation_errors():
         from ..evaluation import Plan, evaluate_run, read_evaluations
+        from ..evaluation.results import counterpart
 
         given = {"steps": steps, "sampler": sampler, "guidance": guidance}
         plan = Plan(
@@ -109,13 +110,13 @@ def evaluate(
             {key: value for key, value in given.items() if value is not None},
         )
         # Read before the figures are written: they may go to the same file.
-        share, other = own_share(), None if compare is None else read_evaluations(compare)[-1]
+        share, others = own_share(), [] if compare is None else read_evaluations(compare)
         with shown_progress(share) as progress:
             found = evaluate_run(run, plan, share=share, progress=progress)
         if found:
             show(found, run)
-        if found and other is not None:
-            show_comparison(found[0], other)
+        if found and others:
+            show_comparison(found[0], counterpart(found[0], others))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .plan import Arm, Plan, PlannedRun
 
@@ -23,9 +23,10 @@ class Board:
 
     plan: Plan
     states: dict[str, RunState]
-    began: float = field(default_factory=time.monotonic)
+    began: float = 0.0
+    """When the first step of this session was heard of."""
     trained: int = 0
-    """Steps that were made in this session."""
+    """Steps that were made in this session since then."""
 
     def state(self, run: PlannedRun) -> RunState:
         return self.states[str(run.folder)]
@@ -40,6 +41,7 @@ class Board:
     def advance(self, run: PlannedRun, step: int) -> None:
         """Note how far a run is; a worker that begins a run tells where it takes it up."""
         state = self.state(run)
+        self.began = self.began or time.monotonic()
         if state.status == "running":
             self.trained += max(0, step - state.step)
         state.status, state.step = "running", step

@@ -29,6 +29,11 @@ class Curve:
         if not 0 < self.seconds_per_step < math.inf:
             raise ValueError(f"the seconds per step of a curve must be above 0, not {self.seconds_per_step}")
 
+    @property
+    def evaluated(self) -> tuple[int, ...]:
+        """The steps after the start at which the loss was finite."""
+        return tuple(s for s, loss in zip(self.steps, self.losses, strict=True) if s > 0 and math.isfinite(loss))
+
     def ends_at(self, step: int) -> bool:
         """Whether the run came as far as this step, with a finite loss."""
         return bool(self.steps) and self.steps[-1] == step and math.isfinite(self.losses[-1])
@@ -45,6 +50,7 @@ def smoothing(steps: Tensor, bandwidth: float = BANDWIDTH) -> Tensor:
     """The matrix that fits a line in the logarithm of the step around each evaluation. Shape: (K,) → (K, K).
 
     A line, not a mean: all neighbours of the last step are earlier, and the mean of a falling curve is above its end.
+    What the lines leave over is smoothed as well and added: a curve that bends then keeps its bend.
 
     >>> steps = torch.tensor([700.0, 800.0, 900.0, 1000.0]).double()
     >>> torch.allclose(smoothing(steps) @ -steps.log(), -steps.log())
@@ -56,7 +62,9 @@ def smoothing(steps: Tensor, bandwidth: float = BANDWIDTH) -> Tensor:
     zeroth, first, second = ((weight * away**power).sum(1, keepdim=True) for power in range(3))
     spread = zeroth * second - first**2
     lonely = spread < 1e-12  # no neighbour within the bandwidth
-    return torch.where(lonely, torch.eye(len(x)), weight * (second - first * away) / spread.where(~lonely, 1))
+    itself = torch.eye(len(x), dtype=torch.float64)
+    line = torch.where(lonely, itself, weight * (second - first * away) / spread.where(~lonely, 1))
+    return line + line @ (itself - line)
 
 
 def log_steps_to(level: Tensor, steps: Tensor, losses: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from ..training import Config, Run, Trainer, find_start
 from ..training.display import Silent
 from .plan import Plan
-from .pool import available_cores
+from .pool import threads_each
 
 STEPS = 7
 
@@ -20,7 +20,7 @@ STEPS = 7
 def estimate_seconds(plan: Plan, workers: int) -> float:
     """Steps of all runs, at the speed of the baseline in each setting, shared among the workers."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, available_cores() // workers))
+    torch.set_num_threads(threads_each(workers))
     try:
         bases = [arm for arm in plan.arms if arm.method == plan.baseline]
         speed = sum(seconds_per_step(arm.config) for arm in bases) / len(bases)

@@ -52,12 +52,13 @@ class Worker:
             self.process.stdin.flush()
 
     def read(self) -> list[Message] | None:
-        """What it said since the last time, as whole lines; None if it has ended."""
+        """What it said since the last time; None if it has ended."""
         received = os.read(self.output, 1 << 16)
         if not received:
             return None
         *lines, self._rest = (self._rest + received).split(b"\n")
-        return [json.loads(line) for line in lines]
+        # A library that prints while it is imported is not meant.
+        return [json.loads(line) for line in lines if line.startswith(b'{"kind"')]
 
     def interrupt(self) -> None:
         """Ask it to save and stop; one that is between two steps of its job ends at once."""
@@ -164,3 +165,10 @@ def visible_gpus() -> list[str]:
 def available_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_each(workers: int) -> int:
+    """An even share of the cores, unless OMP_NUM_THREADS asks for fewer: threads that wait for each other on a busy
+    machine are slower than one."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(available_cores() // workers, int(asked) if asked.isdigit() else available_cores()))

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..evaluation import load_features
 from ..training import Config, Run, summarise, to_yaml
 from ..training.inputs import open_inputs
 from ..training.signals import StopSignals
 from .advice import FILE as ADVICE
 from .board import Board, RunState, Watcher
 from .collect import RunRecord, collect
-from .folder import locked, now, save_plan, write_json
+from .folder import check_plan, locked, now, read_plan, save_plan, write_json
 from .plan import Plan, PlannedRun
-from .pool import Message, Pool, available_cores, visible_gpus
+from .pool import Message, Pool, available_cores, threads_each, visible_gpus
 from .results import FILE, Session
 from .results import summarise as summarise_results
 from .spreadsheets import write_spreadsheets
@@ -64,10 +65,20 @@ def compare(
 ) -> Ending:
     """Make the runs of a plan that are not there yet; the same call again goes on where it was stopped."""
     folder = Path(out)
+    check_plan(folder, plan)
+    if not read_plan(folder):
+        check_needs(plan.arms[0].config)
     count = min(workers or default_workers(), len(plan.runs))
     with locked(folder) as kept_open:
         created = save_plan(folder, plan, command)
         return Conductor(plan, folder, count, watcher or Watcher(), command, created).run(kept_open)
+
+
+def check_needs(config: Config) -> None:
+    """Raise, before anything is written, what would fail in every run: data or a feature network that is not there."""
+    open_inputs(config).batches.close()
+    if config.evaluation.every is not None:
+        load_features(config.evaluation.network)
 
 
 def default_workers() -> int:
@@ -81,7 +92,7 @@ class Conductor:
     def __init__(self, plan: Plan, folder: Path, workers: int, watcher: Watcher, command: str, created: str) -> None:
         self.plan, self.folder, self.workers, self.watcher = plan, folder, workers, watcher
         self.command, self.created = command, created
-        self.threads = max(1, available_cores() // workers)
+        self.threads = threads_each(workers)
         self.parameters = tuple((arm.id, summarise(arm.config).parameters) for arm in plan.arms)
         self.failures: dict[str, str] = {}
         self.warnings: list[str] = []
@@ -92,9 +103,6 @@ class Conductor:
         self.jobs = self._open_jobs()
 
     def run(self, kept_open: list[int]) -> Ending:
-        if self.jobs and not any(record.step for record in self.records.values()):
-            # Data that cannot be read would fail in every run: say it once, before any work is done.
-            open_inputs(self.plan.arms[0].config).batches.close()
         results = self._write()
         with StopSignals() as signals:
             if self.jobs:
@@ -144,7 +152,7 @@ class Conductor:
         if status == "lost" and self._take_up_again(job, message):
             return
         if job.run is None:
-            if status != "finished":
+            if status in ("failed", "lost"):
                 self.warnings.append(f"no κ advice: {message}")
             return
         name = str(job.run.folder)

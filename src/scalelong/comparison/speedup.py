@@ -24,21 +24,23 @@ def speedup(
     ...     return Curve(tuple(steps), tuple(1 / math.sqrt(1 + step * faster / (50 + seed)) for step in steps))
     >>> found = speedup([run(seed, 1.0) for seed in range(3)], [run(seed, 2.0 + 0.1 * seed) for seed in range(3)])
     >>> round(found.value, 2), found.verdict
-    (2.09, 'faster')
+    (2.1, 'faster')
     """
     if len(baseline) != len(method):
         raise ValueError(f"runs are compared in pairs of the same seed: there are {len(baseline)} and {len(method)}")
     pairs = list(zip(baseline, method, strict=True))
-    steps = [step for run in (*baseline, *method) for step in run.steps if step > 0] or [1]
-    first, last = min(steps), max(steps)
+    runs = [*baseline, *method]
+    last = max((step for run in runs for step in run.steps), default=0)
+    first = min((step for run in runs for step in run.evaluated), default=last)
+    lost, lost_bases = (sum(not run.ends_at(last) for run in side) for side in (method, baseline))
+    facts = {"clock": clock, "confidence": confidence, "diverged": lost, "baseline_diverged": lost_bases}
     if first == last:  # one evaluation puts all runs at the same step, which is no finding
-        return Speedup(None, None, None, len(pairs), "cannot be judged", clock=clock, confidence=confidence)
+        return Speedup(None, None, None, len(pairs), "cannot be judged", **facts)
     logs = [log_speedup_of(*pair, first=first, last=last) for pair in pairs]
     if clock == "seconds":
         costs = [math.log(base.seconds_per_step / other.seconds_per_step) for base, other in pairs]
         logs = [log + cost for log, cost in zip(logs, costs, strict=True)]
-    lost, lost_bases = (sum(not run.ends_at(last) for run in runs) for runs in (method, baseline))
-    return judge(logs, clock=clock, confidence=confidence, diverged=lost, baseline_diverged=lost_bases)
+    return judge(logs, **facts)
 
 
 def log_speedup_of(baseline: Curve, method: Curve, *, first: int, last: int) -> float:

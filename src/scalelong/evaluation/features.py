@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..data.errors import DataError, first_line
 from ..data.pretrained import fingerprint_of, load_whole, locate, quietly
-from ..training.engine import best_device
 from ..training.files import sha256_of
+from ..training.sampling import own_device
 from .inception import FIDInception
 
 INCEPTION, EFFICIENTNET = "inception", "efficientnet-lite0"
@@ -82,7 +82,7 @@ class FeatureNetwork:
         return torch.cat(list(self._batches(images)))
 
     def _batches(self, images: Tensor) -> Iterator[Tensor]:
-        device = best_device()
+        device = own_device()
         with torch.inference_mode():
             for batch in images.split(BATCH):
                 yield self.forward(batch.to(device).expand(-1, 3, -1, -1)).flatten(1).float().cpu()
@@ -107,7 +107,7 @@ def known_networks() -> str:
 
 
 def frozen(network: Any) -> Any:
-    return network.eval().to(best_device())
+    return network.eval().to(own_device())
 
 
 def load_inception(weights: str | None = None) -> FeatureNetwork:
@@ -212,7 +212,7 @@ def load_transformers(name: str) -> FeatureNetwork:
     with quietly(transformers):
         kind = transformers.AutoConfig.from_pretrained(str(folder)).model_type
         part = getattr(transformers, VISION_PARTS.get(kind, "AutoModel"))
-        network = load_whole(part, folder, "the feature network").to(best_device())
+        network = load_whole(part, folder, "the feature network").to(own_device())
     resize = read_resize(folder)
 
     def forward(images: Tensor) -> Tensor:

@@ -78,6 +78,13 @@ def compare(first: Evaluation, second: Evaluation) -> dict[str, float]:
     return {name: second.figures[name].value - first.figures[name].value for name in shared}
 
 
+def counterpart(one: Evaluation, others: Sequence[Evaluation]) -> Evaluation:
+    """The latest of some that may be compared with one, if possible of the same weights; the latest if none may."""
+    fair = [other for other in others if other.facts == one.facts]
+    alike = [other for other in fair if other.weights == one.weights]
+    return (alike or fair or others)[-1]
+
+
 def record(folder: Path, found: Sequence[Evaluation]) -> Path:
     """Write evaluations to a run's file, in the place of earlier ones of the same checkpoint and facts."""
     path, new = folder / FILE, [identity(one) for one in found]
@@ -115,4 +122,4 @@ def identity(one: Evaluation) -> tuple[Any, ...]:
     return one.step, one.weights, sorted(one.facts.items(), key=str)
 
 
-__all__ = ["FILE", "Evaluation", "NotComparable", "compare", "read_evaluations", "record"]
+__all__ = ["FILE", "Evaluation", "NotComparable", "compare", "counterpart", "read_evaluations", "record"]

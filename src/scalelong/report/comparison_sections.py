@@ -43,11 +43,14 @@ def comparison_part(key: str, comparison: Comparison, notes: Notes) -> Part:
 def unusual_runs(comparison: Comparison, folders: Folders) -> list[tuple[str, list[str]]]:
     """For each run what happened in it; one that failed early may have no folder."""
     events = {(arm.key, run.name): event_lines(folder) for arm, run, folder in folders}
-    return [
-        (f"{comparison.name_of(arm)}, {run.short_name}", [*failure(run), *events.get((arm.key, run.name), [])])
-        for arm in comparison.arms
-        for run in arm.runs
-    ]
+    found = []
+    for arm in comparison.arms:
+        for run in arm.runs:
+            lines = events.get((arm.key, run.name), [])
+            # A run that diverged has said so in its own events.
+            told = run.status == "diverged" and any(line.startswith("Training diverged") for line in lines)
+            found.append((f"{comparison.name_of(arm)}, {run.short_name}", lines if told else [*failure(run), *lines]))
+    return found
 
 
 def title(comparison: Comparison) -> str:
@@ -116,7 +119,7 @@ def speedups(key: str, setting: str, found: Sequence[dict[str, Any]], comparison
 def speedup_row(one: dict[str, Any], comparison: Comparison) -> Interval:
     arm = comparison.arm(as_text(one.get("arm")))
     estimate = Estimate.of(one.get("speedup_steps"))
-    text = show_factor(estimate) if estimate.value is not None else "not measured yet"
+    text = show_factor(estimate) if estimate.value is not None else "not measured"
     label, style = (arm.label, arm.style) if arm else (as_text(one.get("arm"), NOTHING), 0)
     verdict = as_text(one.get("verdict"), "cannot be judged")
     return Interval(label, style, estimate, text, "\n".join(sentences(one)), verdict)
@@ -158,12 +161,13 @@ def diverged(arm: Arm) -> str:
 
 
 def final(arm: Arm, name: str) -> str:
-    """The estimate at the end of training, or else the end of the curve."""
-    given = Estimate.of(arm.content.get(f"final_{name}"))
+    """The estimate at the end of training. Where a curve ends may be where it diverged: that stands in for none."""
+    if f"final_{name}" in arm.content:
+        return show_estimate(Estimate.of(arm.content[f"final_{name}"]))
     curve = as_dict(arm.content.get(f"{name}_curve"))
     ends = [as_list(curve.get(column))[-1:] for column in ("mean", "low", "high")]
     value, low, high = (number(end[0]) if end else None for end in ends)
-    return show_estimate(given if given.value is not None else Estimate(value, low, high))
+    return show_estimate(Estimate(value, low, high))
 
 
 def pace(arm: Arm) -> str:

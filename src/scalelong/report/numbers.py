@@ -20,8 +20,8 @@ Points = list[tuple[float, float | None]]
 def show(value: Any, digits: int = 4) -> str:
     """A number for people.
 
-    >>> show(0.123456), show(3200), show(1234567.0), show(float("inf")), show(float("nan")), show(None), show(2e-7)
-    ('0.1235', '3,200', '1,234,567', '∞', 'not finite', '–', '2e-07')
+    >>> show(0.123456), show(3200), show(1234567.0), show(float("inf")), show(float("nan")), show(None), show(2e19)
+    ('0.1235', '3,200', '1,234,567', '∞', 'not finite', '–', '2e+19')
     """
     found = number(value)
     if found is None:
@@ -30,9 +30,9 @@ def show(value: Any, digits: int = 4) -> str:
         return "not finite"
     if math.isinf(found):
         return "∞" if found > 0 else "−∞"
-    if found == int(found) and abs(found) < 1e15:
+    if found == int(found) and abs(found) < 1e12:
         return minus(f"{int(found):,}")
-    return minus(f"{found:,.0f}" if abs(found) >= 10_000 else f"{found:.{digits}g}")
+    return minus(f"{found:,.0f}" if 1e4 <= abs(found) < 1e9 else f"{found:.{digits}g}")
 
 
 def minus(text: str) -> str:
