@@ -138,7 +138,7 @@ def sentences(one: dict[str, Any]) -> list[str]:
 
 
 def numbers_table(comparison: Comparison) -> Table:
-    columns = ["method", "runs", "diverged", "held-out loss at the end"]
+    columns = ["method", "finished", "diverged", "held-out loss at the end"]
     has_fd = any(as_dict(arm.content.get("fd_curve")) for arm in comparison.arms)
     columns += [comparison.fd_name] * has_fd + ["seconds per step", "parameters"]
     rows = []
@@ -161,7 +161,10 @@ def diverged(arm: Arm) -> str:
 
 
 def final(arm: Arm, name: str) -> str:
-    """The estimate at the end of training. Where a curve ends may be where it diverged: that stands in for none."""
+    """The estimate at the end of training, or the end of the curve where nothing is said of that.
+
+    What diverged has an estimate of nothing, and a curve that ends with any number.
+    """
     if f"final_{name}" in arm.content:
         return show_estimate(Estimate.of(arm.content[f"final_{name}"]))
     curve = as_dict(arm.content.get(f"{name}_curve"))

@@ -180,12 +180,10 @@ def event_lines(run: RunFolder) -> list[str]:
             steps = [show(event.get("step")) for event in events[:5]]
             more = ", …" if len(events) > 5 else ""
             found.append(f"{plural(len(events), noun)}: at step {', '.join(steps)}{more}{cause(kind, events)}.")
-    back = [
-        f"from step {show(event.get('from_step'))} to {show(event.get('step'))}" for event in run.events("rollback")
-    ]
-    found += (
-        [f"{plural(len(back), 'rollback')}: {', '.join(back[:5])}{', …' if len(back) > 5 else ''}."] if back else []
-    )
+    back = run.events("rollback")
+    if back:
+        ways = [f"from step {show(event.get('from_step'))} to {show(event.get('step'))}" for event in back[:5]]
+        found.append(f"{plural(len(back), 'rollback')}: {', '.join(ways)}{', …' if len(back) > 5 else ''}.")
     messages = [as_text(event.get("message")) for kind in ("oscillation", "diverged") for event in run.events(kind)]
     found += [message[:1].upper() + message[1:] for message in messages if message]
     return found
