@@ -6,8 +6,9 @@
 
 Each round draws, in random order, the same images with `Artist.draw`, which `scalelong sample` calls for every block,
 and with the loop of diffusers' `DDPMPipeline`: the same network, `DDPMScheduler`, times, clipping and noise. Guided
-cases go through one forward of both halves with ours and two forwards with the plain loop. That both drew the same
-images, to one grey level, is checked first. Large square matrix products run before, between and after them. A ratio
+cases go through two forwards with the plain loop, and with ours through one of both halves where that is faster. The
+plain loop has a process of its own, without the memory setting of `scalelong sample`. That both drew the same images,
+to one grey level, is checked first. Large square matrix products run before, between and after them. A ratio
 is taken within its round, and the median over the rounds is given with its 95 % interval, so that other load on the
 machine meets both sides; `best` compares the fastest turns, whenever they were. The networks are not trained: that
 changes the images and not the time.
@@ -27,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import CLOCKS, Peer, serve
 from torch import Tensor, nn
-from train import CLOCKS, GEMM_SIDE, Measure, count_operations, gemm_rate, ratio, timed
+from train import Measure, count_operations, gemm_rate, ratio, timed
 from workload import Case, recipe
 
 from scalelong.diffusion.solvers import solver_indices
+from scalelong.process import keep_freed_memory
 from scalelong.training import Config, build_model, build_process
 from scalelong.training.conditions import Conditioning, conditioning_of, spread_labels
 from scalelong.training.sampling import Artist, with_sampling
@@ -75,6 +78,10 @@ class Result:
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
+    if options.plain is not None:
+        serve_plain(options.plain, options.steps)
+        return
+    keep_freed_memory()
     print(f"{facts(options)}\n")
     results = [measure(name, options) for name in options.cases]
     print(table(results))
@@ -90,6 +97,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10, help="steps of the sampler")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="time that passed, or that was computed")
+    parser.add_argument("--plain", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="also write the results here")
     return parser.parse_args()
 
@@ -116,12 +124,22 @@ def measure(name: str, options: argparse.Namespace) -> Result:
     config = configure(model, batch, guided, options.steps)
     network, conditioning = build_model(config).eval(), conditioning_of(config)
     artist = Artist(network, config, conditioning, lambda own: spread_labels(config, own.stop))
-    turns = {"ours": lambda: artist.draw(range(batch)), "plain": plain_loop(network, config, conditioning, batch)}
-    check_same_images(turns)
-    operations = count_operations(turns["ours"])
+    ours, plain = lambda: artist.draw(range(batch)), plain_loop(network, config, conditioning, batch)
+    check_same_images(ours(), plain())
+    operations = count_operations(ours)
     # Both must do the same work, or the ratio means nothing.
-    assert count_operations(turns["plain"]) == operations
-    return summarise(name, batch, guided, operations, run_rounds(name, turns, options.rounds, clock))
+    assert count_operations(plain) == operations
+    command = (__file__, "--plain", name, "--steps", options.steps, "--threads", options.threads)
+    with Peer(*command, clock=options.clock) as peer:
+        turns = {"ours": lambda: timed(ours, clock), "plain": peer.turn}
+        return summarise(name, batch, guided, operations, run_rounds(name, turns, options.rounds, clock))
+
+
+def serve_plain(name: str, steps: int) -> None:
+    """Be the plain loop of a case, for the process that measures."""
+    model, batch, guided = CASES[name]
+    config = configure(model, batch, guided, steps)
+    serve(plain_loop(build_model(config).eval(), config, conditioning_of(config), batch))
 
 
 def configure(model: dict[str, Any], batch: int, guided: bool, steps: int) -> Config:
@@ -159,20 +177,20 @@ def plain_loop(network: nn.Module, config: Config, conditioning: Conditioning, b
     return draw
 
 
-def check_same_images(turns: dict[str, Callable[[], Tensor]]) -> None:
-    ours, plain = (turns[side]().int() for side in ("ours", "plain"))
-    apart = (ours - plain).abs().max().item()
+def check_same_images(ours: Tensor, plain: Tensor) -> None:
+    apart = (ours.int() - plain.int()).abs().max().item()
     assert apart <= 1, f"the two sides drew other images: {apart} grey levels apart"
 
 
-def run_rounds(name: str, turns: dict[str, Callable[[], Tensor]], rounds: int, clock: Callable[[], float]) -> Times:
-    times, left, right = Times(), torch.randn(GEMM_SIDE, GEMM_SIDE), torch.randn(GEMM_SIDE, GEMM_SIDE)
-    product = torch.empty_like(left)
+def run_rounds(name: str, turns: dict[str, Callable[[], float]], rounds: int, clock: Callable[[], float]) -> Times:
+    times = Times()
+    for turn in turns.values():
+        turn()
     for number in range(rounds):
-        fastest = gemm_rate(left, right, product, clock)
+        fastest = gemm_rate(torch.float32, clock)
         for side in random.sample(list(turns), 2):
-            getattr(times, side).append(timed(turns[side], clock))
-            fastest = max(fastest, gemm_rate(left, right, product, clock))
+            getattr(times, side).append(turns[side]())
+            fastest = max(fastest, gemm_rate(torch.float32, clock))
         times.gemm.append(fastest)
         print(f"\r{name}: round {number + 1} of {rounds}", end="", flush=True)
     print()

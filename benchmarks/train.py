@@ -31,10 +31,7 @@ import os
 import platform
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -42,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import bootstrap_median
+from common import CLOCKS, Peer, bootstrap_median
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from workload import CASES, Case, plain_loop, recipe
@@ -52,7 +49,6 @@ from scalelong.training import Display, Run, Trainer, train
 from scalelong.training.engine import best_device, resolve_precision
 from scalelong.training.resume import Start
 
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 SPEEDUP_GOAL, WAIT_GOAL, GROWTH_GOAL = 1.1, 0.02, 0.01
 SWITCHES = ("channels_last", "compile")
 GEMM_SIDE = 2048
@@ -155,7 +151,8 @@ def measure(name: str, options: argparse.Namespace) -> Result:
         operations = count_operations(plain_loop(trainer.config))
         # Both must do the same work, or the ratio means nothing; inside compiled code it cannot be counted.
         assert "compile" in switches or count_operations(trainer.train_step) == operations
-        with PlainProcess(name, case.batch, options) as plain:
+        workload = Path(__file__).with_name("workload.py")
+        with Peer(workload, name, case.batch, options.threads, clock=options.clock) as plain:
             times = run_rounds(name, trainer, plain, case.rounds, CLOCKS[options.clock])
     parameters = sum(parameter.numel() for parameter in trainer.parameters)
     precision = trainer.accelerator.mixed_precision.replace("no", "fp32")
@@ -179,31 +176,9 @@ def count_operations(step: Callable[[], Any]) -> int:
     return counter.get_total_flops()
 
 
-class PlainProcess:
-    """The plain loop in a process of its own, which waits while the trainer's step is timed."""
-
-    def __init__(self, name: str, batch: int, options: argparse.Namespace) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("workload.py")), name, str(batch), str(options.threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.column = list(CLOCKS).index(options.clock)
-
-    def __enter__(self) -> PlainProcess:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.communicate()
-
-    def step(self) -> float:
-        """The seconds of one step."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return float(self.process.stdout.readline().split()[self.column])
-
-
-def run_rounds(name: str, trainer: Trainer, plain: PlainProcess, rounds: int, clock: Callable[[], float]) -> Times:
+def run_rounds(name: str, trainer: Trainer, plain: Peer, rounds: int, clock: Callable[[], float]) -> Times:
     times, waits = Times(), watch_batches(trainer, clock)
-    steps = {"ours": lambda: timed(trainer.train_step, clock), "plain": plain.step}
+    steps = {"ours": lambda: timed(trainer.train_step, clock), "plain": plain.turn}
     for step in steps.values():
         step()
     for number in range(rounds):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from common import serve
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -115,11 +115,7 @@ def endless(loader: DataLoader[Any]) -> Iterator[list[Tensor]]:
 def main() -> None:
     name, batch, threads = sys.argv[1], *map(int, sys.argv[2:])
     torch.set_num_threads(threads)
-    step = plain_loop(recipe(replace(CASES[name], batch=batch)))
-    for _ in sys.stdin:
-        wall, cpu = time.perf_counter(), time.process_time()
-        step()
-        print(time.perf_counter() - wall, time.process_time() - cpu, flush=True)
+    serve(plain_loop(recipe(replace(CASES[name], batch=batch))))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,15 @@ from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
 from scalelong.report import NotAReport, read_content, render
+from scalelong.report.blocks import Interval, Intervals
 from scalelong.report.chart_data import chart_data
+from scalelong.report.comparison import read_comparison
+from scalelong.report.comparison_sections import numbers_table
 from scalelong.report.figures import draw_figures
 from scalelong.report.intervals import IntervalScale
 from scalelong.report.page import RELOAD_SECONDS
 from scalelong.report.pictures import Album
-from scalelong.report.read import Notes
+from scalelong.report.read import Estimate, Notes
 from scalelong.report.watch import QUIET_POLLS, watch_content
 
 pytest.importorskip("jinja2")
@@ -179,7 +182,7 @@ def test_a_diverged_run_says_so_and_its_gaps_are_no_numbers(cases: Path) -> None
     assert "diverged at step 860 of 3,200" in page.text
     assert "Training diverged: after 3 rollbacks, still not finite." in page.text
     assert "1 skipped step: at step 820; the output of mid_block.attn is not finite." in page.text
-    assert "Went back from step 826 to step 800." in page.text
+    assert "1 rollback: from step 826 to 800." in page.text
     (chart,) = (chart for chart in page.data["charts"] if chart["key"] == "r-train")
     assert chart["views"][0]["series"][0]["points"][-1] == [850.0, None]
 
@@ -203,6 +206,34 @@ def test_an_unfinished_run_says_how_far_it_got_and_only_a_live_page_loads_itself
     assert page_of(cases / "half", live=True).data["reload"] == RELOAD_SECONDS
 
 
+def test_events_stand_beside_the_run_and_the_setting_they_happened_in(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "comparison", rates=(0.002, 0.004), seeds=1)
+    write_run(folder / "runs" / "cs-lr0.004" / "seed-0", until=800, diverges=True)
+    page = page_of(folder)
+    assert "CS κ=0.7, lr 0.004, seed 0 1 loss spike: at step 810" in page.text
+    assert page.text.count("1 loss spike") == 1 and "Warnings (4)" in page.text
+
+
+def test_what_diverged_has_no_final_loss_even_if_its_curve_ends_with_a_number(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "comparison", seeds=1)
+    results = json.loads((folder / "results.json").read_text())
+    curve = results["arms"][2]["loss_curve"]
+    curve["mean"][-1] = 1.23456e19
+    results["arms"][2]["final_loss"] = {"value": None, "low": None, "high": None}
+    write_json(folder / "results.json", results)
+    (row,) = (row for row in numbers_table(read_comparison(folder)).rows if row[0] == "CS κ=0.7")
+    assert row[3] == "–"
+
+
+def test_a_very_wide_interval_leaves_room_for_the_others() -> None:
+    wide, narrow = Estimate(1.2, 0.001, 300.0), Estimate(1.5, 1.3, 1.7)
+    rows = [Interval(str(place), 0, estimate, "") for place, estimate in enumerate((wide, narrow))]
+    scale = IntervalScale.of(Intervals("speedup", "", "", rows, reference=1.0, log=True))
+    assert scale.span(wide) == (0.0, 100.0)
+    low, high = scale.span(narrow) or (0.0, 0.0)
+    assert high - low > 8
+
+
 def test_an_unfinished_comparison_warns_that_intervals_will_change(cases: Path) -> None:
     page = page_of(cases / "running")
     assert "unfinished: 6 of 8 runs done" in page.text
@@ -212,7 +243,10 @@ def test_an_unfinished_comparison_warns_that_intervals_will_change(cases: Path) 
 def test_a_run_without_advice_names_the_command_that_makes_it(cases: Path, tmp_path: Path) -> None:
     place = cases / "single"
     assert f"scalelong kappa {place}/config.yaml --json > {place}/kappa.json" in page_of(place).text
-    assert "κ = 0.61 for CS, from a band of 0.402 to 0.818." in page_of(cases / "comparison").text
+    assert (
+        "κ = 0.61 for CS; the band that matches the target's size is 0.402 to 0.818."
+        in page_of(cases / "comparison").text
+    )
 
 
 def test_hostile_names_are_text_wherever_they_come_from(tmp_path: Path) -> None:
@@ -372,6 +406,7 @@ def test_every_figure_is_drawn_as_png_and_svg_and_names_stay_text(tmp_path: Path
     written = draw_figures(content, tmp_path / "figures")
     views = sum(len(chart.views) for chart in content.charts) + sum(not plot.empty for plot in content.intervals)
     assert len(written) == 2 * views > 10
+    assert {"heldout.png", "heldout.svg", "speedup-0.png"} <= {path.name for path in written}
     assert all(path.stat().st_size > 1000 for path in written)
     assert not any("<img" in path.read_text(encoding="utf-8") for path in written if path.suffix == ".svg")
 
@@ -409,3 +444,20 @@ def test_watching_reads_again_after_a_change_and_ends_with_the_run(tmp_path: Pat
     found = [content.parts[0].status for content in watch_content([folder], wait)]
     assert found == ["unfinished: step 800 of 3,200", "finished at step 3,200"]
     assert len(seen) == 2 + QUIET_POLLS + 1
+
+
+def test_an_interrupted_watch_leaves_a_page_that_stands_still(
+    cases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, seen = tmp_path / "page.html", []
+
+    def watch(sources: list[Path]) -> Iterator[Any]:
+        yield read_content(sources)
+        seen.append(Page(page.read_text(encoding="utf-8")).data["reload"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scalelong.report.watch.watch_content", watch)
+    result = run(cases / "half", "--watch", "--out", page)
+    assert result.exit_code == 0 and result.stdout.endswith(f"page: {page}\n")
+    assert seen == [RELOAD_SECONDS]
+    assert Page(page.read_text(encoding="utf-8")).data["reload"] == 0

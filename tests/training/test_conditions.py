@@ -13,7 +13,14 @@ from torch import Tensor
 from scalelong.data import Batch
 from scalelong.training import RecipeError, Wish, build_model, load_recipe, sample_run
 from scalelong.training.build import build_process
-from scalelong.training.conditions import NOTHING, Condition, conditioning_of, spread_labels
+from scalelong.training.conditions import (
+    MOST_TOGETHER,
+    NOTHING,
+    Condition,
+    Conditioning,
+    conditioning_of,
+    spread_labels,
+)
 from scalelong.training.inputs import check_width
 from scalelong.training.objective import Objective
 
@@ -53,6 +60,20 @@ def test_guidance_weighs_the_prediction_with_and_without_the_condition() -> None
         torch.testing.assert_close(
             conditioning.guided(model, condition, 3.0)(x, t), free + 3 * (bound - free), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize(("count", "passes"), [(MOST_TOGETHER, 1), (MOST_TOGETHER + 1, 2)])
+def test_guidance_takes_one_pass_for_few_images_on_the_cpu_and_two_for_many(count: int, passes: int) -> None:
+    conditioning, sizes = Conditioning(("y", "context"), takes_labels=True, no_label=7), []
+
+    def model(x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return x + y.view(-1, 1, 1, 1)
+
+    labels, x = torch.arange(count) % 7, torch.randn(count, 1, 2, 2)
+    found = conditioning.guided(model, Condition(labels), 2.0)(x, torch.zeros(count))
+    assert sizes == [2 * count // passes] * passes
+    torch.testing.assert_close(found, x + (2 * labels - 7).view(-1, 1, 1, 1), rtol=0, atol=1e-5)
 
 
 def test_without_a_condition_guidance_changes_nothing() -> None:

@@ -36,6 +36,7 @@ Figures = Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw eve
 def report(sources: Sources, out: Out = None, watch: Watch = False, figures: Figures = None) -> None:
     with needs_extra("report"):
         import jinja2  # noqa: F401
+        import PIL  # noqa: F401
         import yaml  # noqa: F401
 
         if figures is not None:

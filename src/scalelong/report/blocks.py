@@ -57,7 +57,7 @@ class View:
 class Chart:
     kind: ClassVar[str] = "chart"
     key: str
-    """Names the element of the page and the files of the figure."""
+    """Names the element of the page and, without its part, the files of the figure."""
     title: str
     x: str
     y: str
@@ -173,6 +173,7 @@ class Gallery:
     title: str
     pictures: Sequence[Picture]
     note: str = ""
+    half: bool = False
 
 
 Block = Chart | Intervals | Table | Facts | Text | Command | Gallery

@@ -23,7 +23,7 @@ def cs_area(kappa: Mapping[str, Any], count: int) -> Series:
     ends = [finite(end) for end in as_list(kappa.get("band"))]
     known = [end for end in ends if end is not None]
     low, high = (known[0], known[1]) if len(known) == 2 else PAPER_BAND
-    where = "advised for this recipe" if len(known) == 2 else "of the paper"
+    where = "the band measured for this recipe" if len(known) == 2 else "of the paper"
     band = [(float(index), low ** (index - 1), high ** (index - 1)) for index in range(1, count + 1)]
     return Series(f"CS with κ from {show(low, 3)} to {show(high, 3)}, {where}", 0, band=band)
 
@@ -52,7 +52,7 @@ def advice_blocks(kappa: Mapping[str, Any], run: Path, target: Path) -> list[Blo
     band = [finite(end) for end in as_list(kappa.get("band"))]
     low, high = band if len(band) == 2 else (None, None)
     where = as_text(kappa.get("where"), "input")
-    headline = f"κ = {show(value)} for CS, from a band of {show(low, 3)} to {show(high, 3)}"
+    headline = f"κ = {show(value)} for CS; the band that matches the target's size is {show(low, 3)} to {show(high, 3)}"
     reasons = [as_text(reason) for reason in as_list(kappa.get("reasons"))]
     first = f"{headline}{', scaled after the norm' if where == 'after-norm' else ''}."
     return [Text([first, *(reason for reason in reasons if reason)], "list"), *advice_facts(kappa)]

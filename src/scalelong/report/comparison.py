@@ -30,6 +30,7 @@ class ArmRun:
 
     @property
     def short_name(self) -> str:
+        """Without the arm, where its name is there already."""
         return self.name if self.seed is None else f"seed {self.seed}"
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from .blocks import Block, Interval, Intervals, Part, Section, Table, Text
 from .common import warnings_section
-from .comparison import Arm, ArmRun, Comparison, run_folders
+from .comparison import Arm, ArmRun, Comparison, Folders, run_folders
 from .comparison_charts import coefficients, curves, noise, oscillation, rates
 from .comparison_setup import advice, samples, setup
-from .numbers import NOTHING, TO, listed, plural, show, show_estimate
+from .numbers import NOTHING, TO, listed, plural, show, show_estimate, show_factor
 from .pictures import Album
 from .read import Estimate, Notes, as_dict, as_dicts, as_list, as_text, finite, number, whole
 from .runs import event_lines
@@ -33,13 +33,24 @@ def comparison_part(key: str, comparison: Comparison, notes: Notes) -> Part:
         Section(f"{key}-setup", "What was run", setup(comparison, folders)),
     ]
     sections = [section for section in sections if section.blocks]
-    events = {run.name: event_lines(folder) for _, run, folder in folders}
-    every = [run for arm in comparison.arms for run in arm.runs]
-    unusual = [(run.name, [*failure(run), *events.get(run.name, [])]) for run in every]
+    unusual = unusual_runs(comparison, folders)
     said = [as_text(line) for line in as_list(comparison.content.get("warnings"))]
     noted = [f"{folder.label}: {note}" for _, _, folder in folders for note in folder.notes]
     sections.insert(1, warnings_section(key, unusual, [*said, *comparison.notes, *notes.lines, *noted]))
     return Part(key, title(comparison), subtitle(comparison), *status(comparison), sections)
+
+
+def unusual_runs(comparison: Comparison, folders: Folders) -> list[tuple[str, list[str]]]:
+    """For each run what happened in it; one that failed early may have no folder."""
+    events = {(arm.key, run.name): event_lines(folder) for arm, run, folder in folders}
+    found = []
+    for arm in comparison.arms:
+        for run in arm.runs:
+            lines = events.get((arm.key, run.name), [])
+            # A run that diverged has said so in its own events.
+            told = run.status == "diverged" and any(line.startswith("Training diverged") for line in lines)
+            found.append((f"{comparison.name_of(arm)}, {run.short_name}", lines if told else [*failure(run), *lines]))
+    return found
 
 
 def title(comparison: Comparison) -> str:
@@ -108,7 +119,7 @@ def speedups(key: str, setting: str, found: Sequence[dict[str, Any]], comparison
 def speedup_row(one: dict[str, Any], comparison: Comparison) -> Interval:
     arm = comparison.arm(as_text(one.get("arm")))
     estimate = Estimate.of(one.get("speedup_steps"))
-    text = show_estimate(estimate, 3, "×") if estimate.value is not None else "not measured yet"
+    text = show_factor(estimate) if estimate.value is not None else "not measured"
     label, style = (arm.label, arm.style) if arm else (as_text(one.get("arm"), NOTHING), 0)
     verdict = as_text(one.get("verdict"), "cannot be judged")
     return Interval(label, style, estimate, text, "\n".join(sentences(one)), verdict)
@@ -119,7 +130,7 @@ def sentences(one: dict[str, Any]) -> list[str]:
     said, seconds = as_text(one.get("sentence")), Estimate.of(one.get("speedup_seconds"))
     also = as_text(one.get("sentence_seconds"))
     if not also and seconds.value is not None:
-        also = f"In seconds: {show_estimate(seconds, 3, '×')}."
+        also = f"In seconds: {show_factor(seconds)}."
     more = whole(one.get("more_seeds"))
     # The sentence may have said it already.
     settle = f"About {plural(more, 'more seed')} would settle it." if more and "seed" not in said else ""
@@ -127,7 +138,7 @@ def sentences(one: dict[str, Any]) -> list[str]:
 
 
 def numbers_table(comparison: Comparison) -> Table:
-    columns = ["method", "runs", "diverged", "held-out loss at the end"]
+    columns = ["method", "finished", "diverged", "held-out loss at the end"]
     has_fd = any(as_dict(arm.content.get("fd_curve")) for arm in comparison.arms)
     columns += [comparison.fd_name] * has_fd + ["seconds per step", "parameters"]
     rows = []
@@ -150,12 +161,16 @@ def diverged(arm: Arm) -> str:
 
 
 def final(arm: Arm, name: str) -> str:
-    """The estimate at the end of training, or else the end of the curve."""
-    given = Estimate.of(arm.content.get(f"final_{name}"))
+    """The estimate at the end of training, or the end of the curve where nothing is said of that.
+
+    What diverged has an estimate of nothing, and a curve that ends with any number.
+    """
+    if f"final_{name}" in arm.content:
+        return show_estimate(Estimate.of(arm.content[f"final_{name}"]))
     curve = as_dict(arm.content.get(f"{name}_curve"))
     ends = [as_list(curve.get(column))[-1:] for column in ("mean", "low", "high")]
     value, low, high = (number(end[0]) if end else None for end in ends)
-    return show_estimate(given if given.value is not None else Estimate(value, low, high))
+    return show_estimate(Estimate(value, low, high))
 
 
 def pace(arm: Arm) -> str:

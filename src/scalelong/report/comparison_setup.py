@@ -25,7 +25,8 @@ def samples(comparison: Comparison, folders: Folders, album: Album) -> list[Bloc
         shown = [picture for picture in pictures if picture is not None]
         note = f"Seed {show(seed)} for all: the same initial noise, so images in the same place can be compared."
         name = comparison.setting_name(setting)
-        galleries += [Gallery(f"Drawn images, {name}" if name else "Drawn images", shown, note)] if shown else []
+        title = f"Drawn images, {name}" if name else "Drawn images"
+        galleries += [Gallery(title, shown, note, half=len(shown) <= 2)] if shown else []
     return galleries or [Text(["No samples were drawn yet."], "empty")]
 
 

@@ -19,31 +19,34 @@ COLOURS = ("#666666", "#D55E00", "#0072B2", "#009E73", "#C0679A", "#B07A00", "#3
 DASHES = ("--", "-", "-", "-", "-", ":", "-.", "--")
 MARKERS = ("o", "o", "s", "^", "D")
 MOST_MARKERS = 24
+MOST_TICKS = 12
 
 STYLE: dict[Any, Any] = {
-    **{"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False},
+    **{"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
     # Names are drawn as they are: a dollar sign is no formula. Text in an SVG stays text.
     **{"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "scalelong"},
 }
 
 
 def draw_figures(content: Content, folder: Path) -> list[Path]:
-    """Write all charts and plots of intervals; the names of the files are those of the page's elements."""
+    """Write all charts and plots of intervals: heldout.png, or c1-heldout.png of the second of several comparisons."""
     written: list[Path] = []
+    prefix = f"{content.parts[0].key}-" if len(content.parts) == 1 else ""
     for chart in content.charts:
+        key = chart.key.removeprefix(prefix)
         for place, view in enumerate(chart.views):
-            name = chart.key if len(chart.views) == 1 else f"{chart.key}-{place + 1}"
+            name = key if len(chart.views) == 1 else f"{key}-{place + 1}"
             with figure(folder / name, written) as axes:
                 draw_view(axes, chart, view)
     for plot in content.intervals:
         if not plot.empty:
-            with figure(folder / plot.key, written, height=1.2 + 0.45 * len(plot.rows)) as axes:
+            with figure(folder / plot.key.removeprefix(prefix), written, height=1.2 + 0.45 * len(plot.rows)) as axes:
                 draw_intervals(axes, plot)
     return written
 
 
 @contextmanager
-def figure(path: Path, written: list[Path], *, height: float = 3.8) -> Iterator[Any]:
+def figure(path: Path, written: list[Path], *, height: float = 4.2) -> Iterator[Any]:
     """The axes of a figure that is written as PNG and SVG when the block ends."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -75,9 +78,12 @@ def draw_view(axes: Any, chart: Chart, view: View) -> None:
         axes.set_yscale("log")
     if chart.log_x:
         axes.set_xscale("log")
+    places = sorted({x for series in view.series for line in series.lines for x, _ in line})
+    if len(places) <= MOST_TICKS and all(place == int(place) for place in places):
+        axes.set_xticks(places)
     axes.grid(axis="y", color="#e9ecf1")
-    if any(label for label in axes.get_legend_handles_labels()[1]):
-        axes.legend(fontsize=8.5)
+    # Under the axes, where it hides no curve.
+    axes.figure.legend(loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
 
 
 def draw_series(axes: Any, series: Series) -> None:

@@ -12,6 +12,9 @@ from .read import Estimate
 
 MARGIN = 0.04
 
+FAR = 3.0
+"""How many times the largest value a scale may reach, to show the end of an interval."""
+
 
 @dataclass(frozen=True)
 class IntervalScale:
@@ -23,14 +26,17 @@ class IntervalScale:
 
     @classmethod
     def of(cls, plot: Intervals) -> IntervalScale:
-        """The scale of a plot: every finite end of its rows, and its reference."""
-        ends = [end for row in plot.rows for end in (row.estimate.value, row.estimate.low, row.estimate.high)]
-        log = plot.log
-        known = [x for x in [*ends, plot.reference] if x is not None and math.isfinite(x) and (x > 0 or not log)]
-        low, high = min(known, default=0.5), max(known, default=2.0)
-        if log:
-            return cls(min(low, 0.8), max(high, 1.25), log)
-        return cls(min(0.0, low), high if high > min(0.0, low) else low + 1.0, log)
+        """The scale of a plot: its values, its reference, and the ends of intervals as far as they are not far off."""
+        core = usable([row.estimate.value for row in plot.rows] + [plot.reference], plot.log) or [1.0]
+        ends = usable([end for row in plot.rows for end in (row.estimate.low, row.estimate.high)], plot.log)
+        least, most = min(core), max(core)
+        if plot.log:
+            # An interval from 0.003 to 300 would leave no room for the others; it runs into the edge.
+            low, high = min([least, 0.8, *ends]), max([most, 1.25, *ends])
+            return cls(max(low, least / FAR), min(high, most * FAR), True)
+        room = 2 * max(most - min(0.0, least), abs(most), 1e-12)
+        low, high = min([0.0, least, *ends]), max([most, *ends])
+        return cls(max(low, min(0.0, least) - room), max(min(high, most + room), low + 1e-12), False)
 
     def place(self, value: float) -> float:
         """0 … 100, clipped to the plot."""
@@ -56,13 +62,19 @@ class IntervalScale:
         return [(self.place(tick), show(tick, 3)) for tick in ticks]
 
 
+def usable(values: Sequence[float | None], log: bool) -> list[float]:
+    return [x for x in values if x is not None and math.isfinite(x) and (x > 0 or not log)]
+
+
 def log_ticks(low: float, high: float) -> list[float]:
     """
-    >>> log_ticks(0.8, 3.1)
-    [1, 1.5, 2, 3]
+    >>> log_ticks(0.8, 3.1), log_ticks(0.8, 1.25)
+    ([1, 1.5, 2, 3], [0.8, 1.0, 1.2])
     """
     steps = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
     found = [step for step in steps if low * 0.99 <= step <= high * 1.01]
+    if len(found) < 3:
+        return linear_ticks(low, high)
     return found if len(found) <= 5 else [step for step in found if step in (0.1, 0.5, 1, 2, 5, 10, 100)]
 
 

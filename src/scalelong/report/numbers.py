@@ -20,8 +20,8 @@ Points = list[tuple[float, float | None]]
 def show(value: Any, digits: int = 4) -> str:
     """A number for people.
 
-    >>> show(0.123456), show(3200), show(1234567.0), show(float("inf")), show(float("nan")), show(None), show(2e-7)
-    ('0.1235', '3,200', '1,234,567', '∞', 'not finite', '–', '2e-07')
+    >>> show(0.123456), show(3200), show(1234567.0), show(float("inf")), show(float("nan")), show(None), show(2e19)
+    ('0.1235', '3,200', '1,234,567', '∞', 'not finite', '–', '2e+19')
     """
     found = number(value)
     if found is None:
@@ -30,9 +30,9 @@ def show(value: Any, digits: int = 4) -> str:
         return "not finite"
     if math.isinf(found):
         return "∞" if found > 0 else "−∞"
-    if found == int(found) and abs(found) < 1e15:
+    if found == int(found) and abs(found) < 1e12:
         return minus(f"{int(found):,}")
-    return minus(f"{found:,.0f}" if abs(found) >= 10_000 else f"{found:.{digits}g}")
+    return minus(f"{found:,.0f}" if 1e4 <= abs(found) < 1e9 else f"{found:.{digits}g}")
 
 
 def minus(text: str) -> str:
@@ -40,28 +40,42 @@ def minus(text: str) -> str:
     return f"−{text[1:]}" if text.startswith("-") else text
 
 
-def show_estimate(estimate: Estimate, digits: int = 4, unit: str = "") -> str:
+def show_factor(estimate: Estimate) -> str:
+    """How many times, with two decimals as in the sentences of a comparison.
+
+    >>> show_factor(Estimate(0.986, 0.9321, 1.0512))
+    '0.99× (0.93\\xa0–\\xa01.05)'
     """
-    >>> show_estimate(Estimate(1.42, 1.2, 1.7), 3, "×")
-    '1.42× (1.20\\xa0–\\xa01.70)'
+    value, low, high = (
+        f"{x:.2f}" if x is not None and math.isfinite(x) else show(x)
+        for x in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value}×" if estimate.low is None and estimate.high is None else f"{value}× ({low}{TO}{high})"
+
+
+def show_estimate(estimate: Estimate, digits: int = 4) -> str:
+    """
+    >>> show_estimate(Estimate(1.42, 1.2, 1.7), 3)
+    '1.42 (1.20\\xa0–\\xa01.70)'
     """
     numbers = [estimate.value, estimate.low, estimate.high]
     if estimate.value is None:
         return NOTHING
     value, low, high = alike(numbers, digits)
-    return f"{value}{unit}" if numbers[1:] == [None, None] else f"{value}{unit} ({low}{TO}{high})"
+    return value if numbers[1:] == [None, None] else f"{value} ({low}{TO}{high})"
 
 
 def alike(numbers: Sequence[float | None], digits: int) -> list[str]:
-    """With as many decimals as the largest of them needs for its digits.
+    """With as many decimals as the digits of the first take, or fewer where that is tiny beside the others.
 
-    >>> alike([1.05, 0.9237, 12.5, None], 3)
-    ['1.1', '0.9', '12.5', '–']
+    >>> alike([1.16, 0.004, 295.22, None], 3), alike([0.00001, -0.0031, 0.0029], 3)
+    (['1.16', '0.00', '295.22', '–'], ['0.000010', '−0.003100', '0.002900'])
     """
-    largest = max((abs(x) for x in numbers if x is not None and math.isfinite(x)), default=0.0)
-    if not 1e-4 <= largest < 1e4:
+    sizes = [abs(x) for x in numbers if x is not None and math.isfinite(x)]
+    size = max(sizes[0], max(sizes) / 30) if sizes else 0.0
+    if not 1e-5 <= size < 1e4:
         return [show(x, digits) for x in numbers]
-    decimals = max(0, digits - 1 - math.floor(math.log10(largest)))
+    decimals = max(0, digits - 1 - math.floor(math.log10(size)))
     return [minus(f"{x:.{decimals}f}") if x is not None and math.isfinite(x) else show(x, digits) for x in numbers]
 
 

@@ -180,8 +180,10 @@ def event_lines(run: RunFolder) -> list[str]:
             steps = [show(event.get("step")) for event in events[:5]]
             more = ", …" if len(events) > 5 else ""
             found.append(f"{plural(len(events), noun)}: at step {', '.join(steps)}{more}{cause(kind, events)}.")
-    for event in run.events("rollback"):
-        found.append(f"Went back from step {show(event.get('from_step'))} to step {show(event.get('step'))}.")
+    back = run.events("rollback")
+    if back:
+        ways = [f"from step {show(event.get('from_step'))} to {show(event.get('step'))}" for event in back[:5]]
+        found.append(f"{plural(len(back), 'rollback')}: {', '.join(ways)}{', …' if len(back) > 5 else ''}.")
     messages = [as_text(event.get("message")) for kind in ("oscillation", "diverged") for event in run.events(kind)]
     found += [message[:1].upper() + message[1:] for message in messages if message]
     return found

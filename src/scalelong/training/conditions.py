@@ -39,6 +39,12 @@ class Condition:
 
 NOTHING = Condition()
 
+MOST_TOGETHER = 8
+"""Images that a CPU draws with and without their condition in one pass; measured by benchmarks/sample.py."""
+
+PairPredictor = Callable[[Tensor, Tensor], Sequence[Tensor]]
+"""Two predictions for image and time."""
+
 
 @dataclass(frozen=True)
 class Conditioning:
@@ -72,21 +78,37 @@ class Conditioning:
         return Condition(labels, text)
 
     def guided(self, model: Callable[..., Any], condition: Condition, guidance: float) -> Predictor:
-        """ε(∅) + w·(ε(c) − ε(∅)), with both in one batch; w = 1 is the condition alone and 0 is none."""
+        """ε(∅) + w·(ε(c) − ε(∅)), with both in one batch if it is small; w = 1 is the condition alone and 0 is none."""
         if guidance == 1 or condition == NOTHING:
             return self.predictor(model, condition)
         everywhere = torch.ones(_count(condition), dtype=torch.bool, device=_device(condition))
         without = self.withhold(condition, everywhere)
         if guidance == 0:
             return self.predictor(model, without)
-        both = Condition(*map(_stack, (without.labels, without.text), (condition.labels, condition.text)))
-        predict = self.predictor(model, both)
+        predict = self._one_pass if prefers_one_pass(model, condition) else self._two_passes
+        both = predict(model, without, condition)
 
         def guide(x: Tensor, t: Tensor) -> Tensor:
-            free, bound = predict(torch.cat([x, x]), torch.cat([t, t])).chunk(2)
+            free, bound = both(x, t)
             return torch.lerp(free, bound, guidance)
 
         return guide
+
+    def _one_pass(self, model: Callable[..., Any], first: Condition, second: Condition) -> PairPredictor:
+        stacked = Condition(*map(_stack, (first.labels, first.text), (second.labels, second.text)))
+        predict = self.predictor(model, stacked)
+        return lambda x, t: predict(torch.cat([x, x]), torch.cat([t, t])).chunk(2)
+
+    def _two_passes(self, model: Callable[..., Any], first: Condition, second: Condition) -> PairPredictor:
+        one, other = self.predictor(model, first), self.predictor(model, second)
+        return lambda x, t: (one(x, t), other(x, t))
+
+
+def prefers_one_pass(model: Callable[..., Any], condition: Condition) -> bool:
+    """Whether twice the batch takes less than two passes: not on a CPU, whose caches a large batch leaves."""
+    # Shards need as many passes in every process, whose batches may differ in size.
+    sharded = hasattr(model, "unshard")
+    return sharded or _device(condition).type != "cpu" or _count(condition) <= MOST_TOGETHER
 
 
 def conditioning_of(config: Config, empty_text: Tensor | None = None) -> Conditioning:

@@ -30,11 +30,11 @@
     const text = size !== 0 && (size < 1e-4 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
     return text.replace(/^-/, "−");
   };
-  // A value and its interval, all with the decimals that four digits of the largest take.
+  // A value and its interval, all with the decimals that four digits of the value take.
   const estimate = (...values) => {
-    const largest = Math.max(...values.map(Math.abs));
-    const plain = largest >= 1e-4 && largest < 1e4;
-    const decimals = Math.max(0, 3 - Math.floor(Math.log10(largest)));
+    const size = Math.max(Math.abs(values[0]), Math.max(...values.map(Math.abs)) / 30);
+    const plain = size >= 1e-5 && size < 1e4;
+    const decimals = Math.max(0, 3 - Math.floor(Math.log10(size)));
     const [value, low, high] = values.map((one) => (plain ? one.toFixed(decimals).replace("-", "−") : show(one)));
     return `${value} (${low} – ${high})`;
   };
