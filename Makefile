@@ -44,7 +44,8 @@ types: $(STAMP) ## check the types of src
 # Smaller batches and fewer steps than the recipe's, and 200 images for the Fréchet distance, so that it takes minutes.
 demo: $(STAMP) ## compare four methods on handwritten digits and write a page about it, about five minutes
 	$(BIN)/scalelong compare digits --methods none,uniform,cs,ls --seeds 3 --steps 1200 --batch 64 \
-		--set evaluation.every=1200 --set evaluation.images=200 --set sampling.sampler=ddim --set sampling.steps=20 \
+		--set evaluation.every=600 --set evaluation.images=200 --set evaluation.weights=both \
+		--set sampling.sampler=ddim --set sampling.steps=20 \
 		--out runs/demo-comparison
 	$(BIN)/scalelong report runs/demo-comparison
 	@echo "Samples of each run: runs/demo-comparison/runs/*/*/samples/step-001200.png"

@@ -2,7 +2,7 @@
 
 `python killed_comparisons.py '[{"out": …, "methods": ["none", "cs"], "ends": ["SIGKILL", "SIGTERM", "worker"]}]'`
 
-An `obstacle` is a file that makes one run fail in a first session. An end is a signal for the comparison, or "worker":
+An `obstacle` is a file that makes one run fail at first. An end is a signal for the comparison, or "worker":
 then one of its workers gets a SIGKILL, and the comparison is let finish. Processes are forked, because importing
 everything anew for each of them would take most of the time.
 """

@@ -20,6 +20,8 @@ def print_results(results: Results) -> None:
     for setting in settings:
         print_line(f"{results['recipe']}, {setting}, {results['steps']:,} steps", style="bold")
         print_table(setting_table(results, setting))
+        for line in quality_lines([arm for arm in results["arms"] if arm["setting"] == setting]):
+            print_line(line)
         for pair in results["comparisons"]:
             if pair["setting"] == setting and pair["pairs"]:
                 print_line(verdict_line(pair))
@@ -59,6 +61,28 @@ def setting_table(results: Results, setting: str) -> Table:
             f"{diverged['count']} of {diverged['of']}",
         )
     return table
+
+
+def quality_lines(arms: Sequence[Results]) -> list[str]:
+    """What training, and averaging the weights, did for the distance."""
+    fell = [arm for arm in arms if arm["fd_curve"] and len(arm["fd_curve"]["steps"]) > 1]
+    raw = [f"{arm['label']} {number(arm['final_fd_raw']['value'], '.0f')}" for arm in arms if arm["final_fd_raw"]]
+    lines = []
+    if fell:
+        name, steps = fell[0]["fd_curve"]["name"], fell[0]["fd_curve"]["steps"]
+        shown = ", ".join(f"{arm['label']} {both_ends(arm['fd_curve']['mean'])}" for arm in fell)
+        lines.append(f"{name} from step {steps[0]:,} to {steps[-1]:,}: {shown}")
+    if raw:
+        lines.append(f"at the end with the last weights instead of averaged ones: {', '.join(raw)}")
+    return lines
+
+
+def both_ends(values: Sequence[float | None]) -> str:
+    """
+    >>> both_ends([250.2, 120.0, 87.1])
+    '250 → 87'
+    """
+    return f"{number(values[0], '.0f')} → {number(values[-1], '.0f')}"
 
 
 def rate_table(sweeps: Sequence[Results]) -> Table:

@@ -19,14 +19,14 @@ class RunState:
 
 @dataclass
 class Board:
-    """The state of every run, by folder, and the speed of this session."""
+    """The state of every run, by folder, and the speed since the command began."""
 
     plan: Plan
     states: dict[str, RunState]
     began: float = 0.0
-    """When the first step of this session was heard of."""
+    """When the first step since the command began was heard of."""
     trained: int = 0
-    """Steps that were made in this session since then."""
+    """Steps that were made since then."""
 
     def state(self, run: PlannedRun) -> RunState:
         return self.states[str(run.folder)]
@@ -47,7 +47,7 @@ class Board:
         state.status, state.step = "running", step
 
     def seconds_left(self) -> float | None:
-        """By the speed of this session so far; None before there is any."""
+        """By the speed since the command began; None before there is any."""
         elapsed = time.monotonic() - self.began
         open_steps = sum(
             self.plan.steps - state.step for state in self.states.values() if state.status in ("pending", "running")

@@ -46,6 +46,8 @@ class RunRecord:
     losses: Series = Series()
     """Held-out loss of the averaged weights."""
     distances: Series = Series()
+    raw_distance: float | None = None
+    """At the end, of the weights of the last step instead of averaged ones."""
     distance_name: str | None = None
     oscillation: dict[str, Series] = field(default_factory=dict)
     """Of features and gradients: the mean of the index over blocks and skips."""
@@ -86,6 +88,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         outcome=read_outcome(folder),
         losses=series(lines, "heldout_loss_ema"),
         distances=distances,
+        raw_distance=read_raw_distance(folder, name),
         distance_name=name,
         oscillation={kind: mean_oscillation(readings, kind) for kind in WATCHED},
         coefficients=last_coefficients(readings),
@@ -110,6 +113,14 @@ def read_distances(folder: Path) -> tuple[str | None, Series]:
     assert name is not None, "evaluations without a distance were left out"
     points = sorted((one.step, one.figures[name].value) for one in same)
     return name, Series(tuple(step for step, _ in points), tuple(value for _, value in points))
+
+
+def read_raw_distance(folder: Path, name: str | None) -> float | None:
+    """The last one of raw weights, where averaged ones were evaluated with the same facts."""
+    found = evaluations(folder)
+    averaged = [(one.step, one.facts) for one in found if one.weights == "ema"]
+    raw = [one for one in found if one.weights == "raw" and (one.step, one.facts) in averaged[-1:]]
+    return raw[-1].figures[name].value if raw and name is not None else None
 
 
 def evaluations(folder: Path) -> list[Evaluation]:

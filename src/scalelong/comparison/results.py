@@ -31,7 +31,7 @@ Records = Mapping[str, Sequence[RunRecord]]
 
 
 @dataclass(frozen=True)
-class Session:
+class Circumstances:
     """What is known of a comparison besides its runs' folders."""
 
     command: str
@@ -48,35 +48,35 @@ class Session:
     """Of each arm."""
 
 
-def summarise(plan: Plan, records: Records, session: Session) -> dict[str, Any]:
+def summarise(plan: Plan, records: Records, around: Circumstances) -> dict[str, Any]:
     """Everything in results.json; what cannot be had is null."""
-    arms = [describe_arm(arm, records[arm.id], session) for arm in plan.arms]
+    arms = [describe_arm(arm, records[arm.id], around) for arm in plan.arms]
     done = sum(run["status"] in ("finished", "diverged") for arm in arms for run in arm["runs"])
     content = {
         "version": VERSION,
         "recipe": plan.recipe,
         "description": plan.arms[0].config.description,
-        "command": session.command,
-        "created": session.created,
-        "updated": session.updated,
+        "command": around.command,
+        "created": around.created,
+        "updated": around.updated,
         "status": "finished" if done == len(plan.runs) else "running",
         "runs_done": done,
         "runs_total": len(plan.runs),
-        "environment": environment(session),
+        "environment": environment(around),
         "steps": plan.steps,
         "baseline": plan.baseline.id,
         "confidence": CONFIDENCE,
-        "parameters": dict(session.parameters),
+        "parameters": dict(around.parameters),
         "arms": arms,
         "comparisons": [describe_pair(arm, base, records) for arm, base in plan.pairs()],
         "rate_sensitivity": describe_rates(plan, records),
-        "warnings": [*session.warnings, *cautions(plan, records)],
+        "warnings": [*around.warnings, *cautions(plan, records)],
     }
     return storable(content)
 
 
-def environment(session: Session) -> dict[str, Any]:
-    return {**software(), "threads": session.threads, "workers": session.workers}
+def environment(around: Circumstances) -> dict[str, Any]:
+    return {**software(), "threads": around.threads, "workers": around.workers}
 
 
 @cache
@@ -88,7 +88,7 @@ def software() -> dict[str, Any]:
     }
 
 
-def describe_arm(arm: Arm, runs: Sequence[RunRecord], session: Session) -> dict[str, Any]:
+def describe_arm(arm: Arm, runs: Sequence[RunRecord], around: Circumstances) -> dict[str, Any]:
     diverged = [run for run in runs if run.outcome is not None and run.outcome.status == "diverged"]
     ended = [run for run in runs if run.outcome is not None]
     low, high = proportion_interval(len(diverged), len(ended))
@@ -103,8 +103,9 @@ def describe_arm(arm: Arm, runs: Sequence[RunRecord], session: Session) -> dict[
         "setting": arm.setting,
         "initial_loss": initial_loss(runs),
         "final_loss": as_dict(mean_interval([run.final_loss for run in ended])),
-        "final_fd": mean_distance(ended),
-        "runs": [describe_run(run, session) for run in runs],
+        "final_fd": mean_distance([run.distances.last for run in ended]),
+        "final_fd_raw": mean_distance([run.raw_distance for run in ended]),
+        "runs": [describe_run(run, around) for run in runs],
         "loss_curve": describe_curves([run.losses for run in runs]),
         "fd_curve": describe_distances(runs),
         "oscillation": {kind: mean_of_runs([run.oscillation.get(kind) for run in ended]) for kind in OSCILLATIONS},
@@ -118,26 +119,26 @@ def describe_arm(arm: Arm, runs: Sequence[RunRecord], session: Session) -> dict[
 OSCILLATIONS = ("feature", "gradient")
 
 
-def describe_run(run: RunRecord, session: Session) -> dict[str, Any]:
+def describe_run(run: RunRecord, around: Circumstances) -> dict[str, Any]:
     return {
         "seed": run.seed,
         "folder": run.folder,
-        "status": status_of(run, session),
+        "status": status_of(run, around),
         "step": run.step,
         "seconds": run.seconds,
         "seconds_per_step": run.seconds_per_step,
         "final_loss": run.losses.last if run.outcome is not None else None,
         "final_fd": run.distances.last if run.outcome is not None else None,
-        "message": run.outcome.message if run.outcome is not None else dict(session.failures).get(run.folder),
+        "message": run.outcome.message if run.outcome is not None else dict(around.failures).get(run.folder),
     }
 
 
-def status_of(run: RunRecord, session: Session) -> str:
+def status_of(run: RunRecord, around: Circumstances) -> str:
     if run.outcome is not None:
         return run.outcome.status
-    if run.folder in dict(session.failures):
+    if run.folder in dict(around.failures):
         return "failed"
-    return "running" if run.folder in session.active or run.step else "pending"
+    return "running" if run.folder in around.active or run.step else "pending"
 
 
 def describe_curves(runs: Sequence[Series], name: str | None = None) -> dict[str, Any]:
@@ -154,8 +155,8 @@ def describe_distances(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     return None if name is None else describe_curves([run.distances for run in runs], name)
 
 
-def mean_distance(ended: Sequence[RunRecord]) -> dict[str, Any] | None:
-    found = [run.distances.last for run in ended if run.distances.last is not None]
+def mean_distance(distances: Sequence[float | None]) -> dict[str, Any] | None:
+    found = [distance for distance in distances if distance is not None]
     return as_dict(mean_interval(found)) if found else None
 
 

@@ -24,7 +24,7 @@ from .collect import RunRecord, collect
 from .folder import check_plan, locked, now, read_plan, save_plan, write_json
 from .plan import Plan, PlannedRun
 from .pool import Message, Pool, available_cores, threads_each, visible_gpus
-from .results import FILE, Session
+from .results import FILE, Circumstances
 from .results import summarise as summarise_results
 from .spreadsheets import write_spreadsheets
 
@@ -87,7 +87,7 @@ def default_workers() -> int:
 
 
 class Conductor:
-    """One session of a comparison."""
+    """One go at a comparison."""
 
     def __init__(self, plan: Plan, folder: Path, workers: int, watcher: Watcher, command: str, created: str) -> None:
         self.plan, self.folder, self.workers, self.watcher = plan, folder, workers, watcher
@@ -195,13 +195,13 @@ class Conductor:
         records = {
             arm.id: [self.records[str(PlannedRun(arm, seed).folder)] for seed in seeds] for arm in self.plan.arms
         }
-        results = summarise_results(self.plan, records, self._session())
+        results = summarise_results(self.plan, records, self._circumstances())
         write_json(self.folder / FILE, results)
         write_spreadsheets(self.folder, results)
         return results
 
-    def _session(self) -> Session:
-        return Session(
+    def _circumstances(self) -> Circumstances:
+        return Circumstances(
             command=self.command,
             created=self.created,
             updated=now(),
