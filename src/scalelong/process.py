@@ -13,9 +13,10 @@ LARGEST = 2**31 - 1
 def keep_freed_memory() -> bool:
     """Let the process use freed memory again instead of giving it back; whether the system's library can be told so.
 
-    A training step on the CPU allocates and frees the same large tensors over and over. By default glibc asks the
-    system for each and returns it, and the system clears every page of it again: 40,000 page faults per step of a small
-    U-ViT, a sixth of its time. The most that the process ever holds stays the same.
+    A step on the CPU allocates and frees the same large tensors over and over. By default glibc asks the system for
+    each and returns it, and the system clears every page of it again: 40,000 page faults per training step of a small
+    U-ViT. Drawing 16 images at once is 1.3 to 1.5 times as fast without them (benchmarks/sample.py), training hardly
+    so on a machine that is idle. The most that the process ever holds stays the same.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

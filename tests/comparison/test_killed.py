@@ -53,7 +53,7 @@ def test_a_run_that_fails_is_named_the_others_go_on_and_it_is_made_up_for(two: P
     failed = runs.pop(str(Path(OBSTACLE).parent))
     assert failed["status"] == "failed" and "holds other files" in failed["message"]
     assert {run["status"] for run in runs.values()} == {"finished"}
-    assert results["status"] == "running" and results["runs_done"] == 3
+    assert results["status"] == "incomplete" and results["runs_done"] == 3
     (pair,) = results["comparisons"]
     assert pair["pairs"] == 1, "a seed without its partner is no pair"
     assert tables(two / "failed") == tables(two / "whole")

@@ -11,8 +11,8 @@ import pytest
 from comparison_cases import tiny_plan
 
 from scalelong.comparison import outcome, worker
-from scalelong.comparison.collect import Series, collect
-from scalelong.comparison.outcome import SIGMAS, read_outcome
+from scalelong.comparison.collect import RunRecord, Series, collect
+from scalelong.comparison.outcome import SIGMAS, Outcome, read_outcome
 from scalelong.comparison.plan import PlannedRun
 from scalelong.evaluation import Evaluation, Figure, Plan
 from scalelong.evaluation.results import record
@@ -34,8 +34,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_without_extra_noise_the_loss_is_the_runs_own_held_out_loss(finished: Path) -> None:
-    folder = finished / planned().folder
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_without_extra_noise_the_loss_is_the_runs_own_held_out_loss(precision: str, tmp_path: Path) -> None:
+    run = planned(f"training.precision={precision}")
+    folder = tmp_path / run.folder
+    worker.run(run.config, folder, Silent())
     found = read_outcome(folder)
     assert found is not None and found.noise_losses is not None
     assert len(found.noise_losses) == len(SIGMAS) and SIGMAS[0] == 0
@@ -95,17 +98,29 @@ def test_a_run_that_the_guard_gives_up_has_diverged_with_its_reason(
 
 
 def evaluation(step: int, distance: float, weights: str = "ema", images: int = 20) -> Evaluation:
-    return Evaluation({"images": images}, {"FD-EffNet": Figure(distance), "recall": Figure(0.5)}, step, weights)
+    facts = {"network": "efficientnet-lite0", "images": images}
+    return Evaluation(facts, {"FD-EffNet": Figure(distance), "recall": Figure(0.5)}, step, weights)
 
 
 def test_the_curve_of_distances_is_that_of_one_kind_of_evaluation(finished: Path, tmp_path: Path) -> None:
-    run = planned()
+    run = planned("evaluation.images=20")
     shutil.copytree(finished / run.folder, tmp_path / run.folder)
     assert collect(tmp_path, run).distances == Series()
-    found = [evaluation(5, 40.0), evaluation(5, 9.0, "raw"), evaluation(10, 70.0, images=50), evaluation(10, 30.0)]
+    # The last one was made by hand, with more images than the recipe asks for.
+    found = [evaluation(5, 40.0), evaluation(5, 9.0, "raw"), evaluation(10, 30.0), evaluation(10, 70.0, images=50)]
     record(tmp_path / run.folder, found)
     collected = collect(tmp_path, run)
     assert (collected.distance_name, collected.distances) == ("FD-EffNet", Series((5, 10), (40.0, 30.0)))
+    assert (collected.final_distance, collected.raw_distance) == (30.0, None)
+    record(tmp_path / run.folder, [evaluation(10, 50.0, "raw")])
+    assert collect(tmp_path, run).raw_distance == 50.0
+
+
+@pytest.mark.parametrize("status", ["diverged", "stopped early"])
+def test_a_run_that_did_not_come_to_its_end_has_no_final_distance(status: str) -> None:
+    ended = Outcome("diverged" if status == "diverged" else "finished", 10, None, 1.0)
+    distances = Series((5, 10), (40.0, 30.0)) if status == "diverged" else Series((5,), (40.0,))
+    assert RunRecord(0, "runs/cs/seed-0", 10, ended, distances=distances).final_distance is None
 
 
 def test_a_last_step_that_a_signal_kept_from_being_evaluated_is_evaluated_later(
@@ -119,5 +134,9 @@ def test_a_last_step_that_a_signal_kept_from_being_evaluated_is_evaluated_later(
     assert asked == [Plan(20, ("ema",), wanted.evaluation.network)]
     record(tmp_path, [evaluation(10, 30.0)])
     worker.evaluate_end(tmp_path, wanted)
+    both = planned("evaluation.every=5", "evaluation.images=20", "evaluation.weights=both").config
+    worker.evaluate_end(tmp_path, both)
+    assert asked[1:] == [Plan(20, ("raw",), wanted.evaluation.network)]
+    asked.pop()
     worker.evaluate_end(tmp_path / "no evaluation asked for", planned().config)
     assert len(asked) == 1

@@ -59,6 +59,12 @@ def test_a_method_carries_its_options_into_its_config_id_and_label() -> None:
     assert plan.arms[4].config.scaling.options == {"ratio": 4, "activation": "elu"}
 
 
+def test_scaling_before_and_after_the_norm_can_be_told_apart() -> None:
+    before, after = make_plan("digits", ["cs", "cs:where=after-norm"]).arms
+    assert (before.label, after.label) == ("CS κ=0.7", "CS κ=0.7 after-norm")
+    assert after.options == {"kappa": 0.7, "where": "after-norm"}
+
+
 def test_an_arms_id_is_a_safe_name_of_one_folder() -> None:
     for arm in tiny_plan("none", "learnable:init=-0.5", rates=[1e-5, 2e-5]).arms:
         assert re.fullmatch(r"[A-Za-z0-9._-]+", arm.id)

@@ -111,6 +111,14 @@ def test_equal_runs_have_a_speedup_of_exactly_1_and_no_difference() -> None:
     assert (found.verdict, found.more_seeds) == ("no difference shown", None)
 
 
+def test_in_seconds_nobody_waits_for_a_run_that_diverged() -> None:
+    runs = [(power_law(speed), power_law(1.4 * speed)) for speed in (0.8, 1.0, 1.3)]
+    timed = [(replace(base, seconds_per_step=0.05), replace(method, seconds_per_step=0.05)) for base, method in runs]
+    # So early that nobody knows what a step of it took.
+    lost = (replace(cut(power_law(), 1), seconds_per_step=1.0), timed[0][1])
+    assert numbers(compare([*timed, lost], "seconds")) == numbers(compare([*timed, lost], "steps"))
+
+
 def test_in_seconds_a_step_that_takes_twice_as_long_halves_the_speedup() -> None:
     runs = [(power_law(speed), replace(power_law(1.4 * speed), seconds_per_step=2.0)) for speed in (0.8, 1.0, 1.3)]
     expected = [x / 2 for x in numbers(compare(runs))]

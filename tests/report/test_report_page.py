@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from report_cases import HOSTILE, LABELS, METHODS, draw_grid, write_comparison, write_json, write_run
 from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
-from scalelong.report import NotAReport, read_content, render
+from scalelong.report import NotAReport, read_content, render, write_page
 from scalelong.report.blocks import Interval, Intervals
 from scalelong.report.chart_data import chart_data
 from scalelong.report.comparison import read_comparison
@@ -431,6 +432,29 @@ def test_a_folder_that_is_neither_run_nor_comparison_ends_with_one_line(tmp_path
     assert len(result.stderr.strip().splitlines()) == 1 and result.stderr.startswith(f"error: {tmp_path / place}")
     with pytest.raises(NotAReport):
         read_content([tmp_path / place])
+
+
+def test_half_a_pair_of_surrogates_does_not_stop_the_page(cases: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(cases / "single", tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "event": "diverged", "message": "A\\ud800b"}\n')
+    write_page(read_content([run]), tmp_path / "page.html")
+    assert "A?b" in (tmp_path / "page.html").read_text()
+
+
+def test_one_diverged_run_does_not_end_a_watch_while_others_train(cases: Path) -> None:
+    assert not read_content([cases / "lost", cases / "half"]).finished
+    assert read_content([cases / "lost"]).finished
+
+
+def test_a_run_ends_with_its_last_evaluation(cases: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(cases / "single", tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, "evaluation": {"every": 10}}))
+    (run / "evaluation.json").write_text("[]")
+    assert not read_content([run]).finished
+    (run / "evaluation.json").write_text(json.dumps([{"step": config["training"]["steps"], "figures": {}}]))
+    assert read_content([run]).finished
 
 
 def test_watching_reads_again_after_a_change_and_ends_with_the_run(tmp_path: Path) -> None:

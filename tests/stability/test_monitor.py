@@ -363,6 +363,13 @@ def test_a_resumed_monitor_reads_on_as_if_it_had_never_stopped() -> None:
     assert resumed.diagnosis() == whole.diagnosis()
 
 
+def test_windows_of_a_version_that_read_other_numbers_are_begun_anew() -> None:
+    model = scaled("uvit", "cs")
+    monitor = SkipMonitor(model, every=1)
+    monitor.load_state_dict({**monitor.state_dict(), "step": 3, "history": [[1.0, 2.0], [1.0, 3.0]]})
+    assert monitor.count == 3 and not monitor.history
+
+
 def test_a_compiled_model_is_refused_and_one_that_is_not_trained_is_told_of() -> None:
     model = uvit()
     with SkipMonitor(model, every=1) as monitor, pytest.warns(UserWarning, match="saw no training pass through UViT"):

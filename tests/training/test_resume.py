@@ -137,6 +137,24 @@ def test_a_folder_of_another_run_is_refused_and_unchanged(
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("left", [[".lock", ".tmp-7-config.yaml"], ["config.yaml", ".tmp-7-environment.json"]])
+def test_a_run_that_was_killed_while_it_began_can_be_begun_again(left: list[str], whole: Path, tmp_path: Path) -> None:
+    for name in left:
+        kept = (whole / name).read_text() if name == "config.yaml" else ""
+        (tmp_path / name).write_text(kept)
+    run_tiny(tmp_path)
+    assert_same_run(tmp_path, whole)
+
+
+def test_another_precision_than_before_is_noted(tmp_path: Path) -> None:
+    said: list[str] = []
+    run_tiny(tmp_path, "training.steps=2")
+    environment = Run(tmp_path).environment_file
+    environment.write_text(environment.read_text().replace('"precision": "no"', '"precision": "bf16"'))
+    run_tiny(tmp_path, display=Display(said.append))
+    assert any("another precision than before (bf16)" in line for line in said)
+
+
 def test_two_processes_do_not_train_in_the_same_folder(tmp_path: Path) -> None:
     with Run(tmp_path).locked(), pytest.raises(RunError, match="another process is training"):
         run_tiny(tmp_path)

@@ -20,10 +20,10 @@ one if several are named.
 
 \b
 Examples:
-  scalelong report runs/digits-compare
+  scalelong report runs/digits-comparison
   scalelong report runs/digits-cs runs/digits-ls --out digits.html
-  scalelong report runs/digits-compare --watch
-  scalelong report runs/digits-compare --figures figures"""
+  scalelong report runs/digits-comparison --watch
+  scalelong report runs/digits-comparison --figures figures"""
 
 Sources = Annotated[list[Path], typer.Argument(metavar="RUN_OR_COMPARISON…", help="Folders of runs or comparisons.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="The page; else report.html.")]

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..evaluation.results import FILE as EVALUATIONS
 from ..evaluation.results import Evaluation, read_evaluations
-from ..training import Run, read_metrics
+from ..training import Config, Run, read_metrics
+from ..training.config import EvaluationConfig
 from .curves import Curve
 from .outcome import Outcome, read_outcome
 from .plan import PlannedRun
@@ -71,6 +72,12 @@ class RunRecord:
         curve = self.curve
         return curve.losses[-1] if curve.losses else math.nan
 
+    @property
+    def final_distance(self) -> float | None:
+        """That of the last step; a run that did not come to it has none."""
+        finished = self.outcome is not None and self.outcome.status == "finished"
+        return self.distances.last if finished and self.distances.steps[-1:] == (self.step,) else None
+
 
 def collect(out: Path, run: PlannedRun) -> RunRecord:
     """Read a run's folder; one that was not begun has nothing."""
@@ -80,7 +87,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         return RunRecord(run.seed, str(run.folder))
     lines = read_metrics(path)
     readings = [line for line in lines if any(key.startswith(("skip", "block/")) for key in line)]
-    name, distances = read_distances(folder)
+    name, distances = read_distances(folder, run.config.evaluation)
     return RunRecord(
         seed=run.seed,
         folder=str(run.folder),
@@ -88,7 +95,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         outcome=read_outcome(folder),
         losses=series(lines, "heldout_loss_ema"),
         distances=distances,
-        raw_distance=read_raw_distance(folder, name),
+        raw_distance=read_raw_distance(folder, run.config),
         distance_name=name,
         oscillation={kind: mean_oscillation(readings, kind) for kind in WATCHED},
         coefficients=last_coefficients(readings),
@@ -102,9 +109,9 @@ def series(lines: Sequence[Line], key: str) -> Series:
     return Series(tuple(found), tuple(found.values()))
 
 
-def read_distances(folder: Path) -> tuple[str | None, Series]:
-    """The Fréchet distance over the steps at which it was evaluated with the same facts; of averaged weights if any."""
-    found = evaluations(folder)
+def read_distances(folder: Path, wanted: EvaluationConfig) -> tuple[str | None, Series]:
+    """The Fréchet distance over the steps, evaluated as the recipe says; of averaged weights if they were."""
+    found = evaluations(folder, wanted)
     averaged = [one for one in found if one.weights == "ema"] or found
     same = [one for one in averaged if one.facts == averaged[-1].facts]
     if not same:
@@ -115,23 +122,26 @@ def read_distances(folder: Path) -> tuple[str | None, Series]:
     return name, Series(tuple(step for step, _ in points), tuple(value for _, value in points))
 
 
-def read_raw_distance(folder: Path, name: str | None) -> float | None:
-    """The last one of raw weights, where averaged ones were evaluated with the same facts."""
-    found = evaluations(folder)
-    averaged = [(one.step, one.facts) for one in found if one.weights == "ema"]
-    raw = [one for one in found if one.weights == "raw" and (one.step, one.facts) in averaged[-1:]]
-    return raw[-1].figures[name].value if raw and name is not None else None
+def read_raw_distance(folder: Path, config: Config) -> float | None:
+    """That of raw weights at the last step, beside averaged ones."""
+    last = [one for one in evaluations(folder, config.evaluation) if one.step == config.training.steps]
+    raw = [one for one in last if one.weights == "raw"]
+    name = distance_of(raw[-1]) if len(raw) < len(last) and raw else None
+    return None if name is None else raw[-1].figures[name].value
 
 
-def evaluations(folder: Path) -> list[Evaluation]:
-    """Those of a run that have a Fréchet distance."""
-    there = (folder / EVALUATIONS).is_file()
-    return [one for one in read_evaluations(folder) if distance_of(one)] if there else []
+def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:
+    """Those of a run with a Fréchet distance of the wanted network and number of images; others are not comparable."""
+    there = read_evaluations(folder) if (folder / EVALUATIONS).is_file() else []
+    # The recipe names a network, a network with its weights, or the path of a file, which is called by its name.
+    names = {wanted.network, wanted.network.partition(":")[0], Path(wanted.network).name}
+    same = [one for one in there if one.facts.get("network") in names and one.facts.get("images") == wanted.images]
+    return [one for one in same if distance_of(one)]
 
 
-def last_evaluated(folder: Path) -> int:
-    """The last step whose images were evaluated, 0 without one."""
-    return max((one.step for one in evaluations(folder)), default=0)
+def evaluated_weights(folder: Path, config: Config) -> set[Any]:
+    """The weights of the last step whose images were evaluated."""
+    return {one.weights for one in evaluations(folder, config.evaluation) if one.step == config.training.steps}
 
 
 def distance_of(one: Evaluation) -> str | None:

@@ -31,7 +31,7 @@ LABELS = {
     "ie": "IE",
     "learned-kappa": "learned κ",
 }
-SYMBOLS = {"kappa": "κ=", "value": ""}
+SYMBOLS = {"kappa": "κ=", "value": "", "where": ""}
 
 
 class PlanError(ValueError):
@@ -88,8 +88,9 @@ class Arm:
         """The method's options, with the constants that it takes if none are given."""
         kind = METHODS[self.method.name]
         defaults = {} if kind is None else inspect.signature(kind).parameters
-        constants = {name: defaults[name].default for name in SYMBOLS if name in defaults}
-        return {**constants, **self.config.scaling.options}
+        constants = {name: defaults[name].default for name in ("kappa", "value") if name in defaults}
+        where = {} if self.config.scaling.where == "input" else {"where": self.config.scaling.where}
+        return {**constants, **self.config.scaling.options, **where}
 
     @property
     def label(self) -> str:

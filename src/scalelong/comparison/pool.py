@@ -158,8 +158,9 @@ def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     import torch
 
+    count = torch.cuda.device_count()
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return named or [str(number) for number in range(torch.cuda.device_count())]
+    return named[:count] or [str(number) for number in range(count)]
 
 
 def available_cores() -> int:

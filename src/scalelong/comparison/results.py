@@ -59,7 +59,7 @@ def summarise(plan: Plan, records: Records, around: Circumstances) -> dict[str, 
         "command": around.command,
         "created": around.created,
         "updated": around.updated,
-        "status": "finished" if done == len(plan.runs) else "running",
+        "status": overall_status(arms),
         "runs_done": done,
         "runs_total": len(plan.runs),
         "environment": environment(around),
@@ -73,6 +73,14 @@ def summarise(plan: Plan, records: Records, around: Circumstances) -> dict[str, 
         "warnings": [*around.warnings, *cautions(plan, records)],
     }
     return storable(content)
+
+
+def overall_status(arms: Sequence[Mapping[str, Any]]) -> str:
+    """finished, running, or incomplete where all that is missing has failed."""
+    states = {run["status"] for arm in arms for run in arm["runs"]}
+    if states <= {"finished", "diverged"}:
+        return "finished"
+    return "incomplete" if states <= {"finished", "diverged", "failed"} else "running"
 
 
 def environment(around: Circumstances) -> dict[str, Any]:
@@ -103,7 +111,7 @@ def describe_arm(arm: Arm, runs: Sequence[RunRecord], around: Circumstances) -> 
         "setting": arm.setting,
         "initial_loss": initial_loss(runs),
         "final_loss": as_dict(mean_interval([run.final_loss for run in ended])),
-        "final_fd": mean_distance([run.distances.last for run in ended]),
+        "final_fd": mean_distance([run.final_distance for run in ended]),
         "final_fd_raw": mean_distance([run.raw_distance for run in ended]),
         "runs": [describe_run(run, around) for run in runs],
         "loss_curve": describe_curves([run.losses for run in runs]),
@@ -127,8 +135,8 @@ def describe_run(run: RunRecord, around: Circumstances) -> dict[str, Any]:
         "step": run.step,
         "seconds": run.seconds,
         "seconds_per_step": run.seconds_per_step,
-        "final_loss": run.losses.last if run.outcome is not None else None,
-        "final_fd": run.distances.last if run.outcome is not None else None,
+        "final_loss": run.final_loss if run.outcome is not None and math.isfinite(run.final_loss) else None,
+        "final_fd": run.final_distance,
         "message": run.outcome.message if run.outcome is not None else dict(around.failures).get(run.folder),
     }
 
@@ -156,8 +164,9 @@ def describe_distances(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
 
 
 def mean_distance(distances: Sequence[float | None]) -> dict[str, Any] | None:
+    """Of all runs that ended: without one of them the mean would flatter."""
     found = [distance for distance in distances if distance is not None]
-    return as_dict(mean_interval(found)) if found else None
+    return as_dict(mean_interval(found)) if found and len(found) == len(distances) else None
 
 
 def mean_of_runs(runs: Sequence[Series | None]) -> dict[str, Any] | None:
@@ -212,7 +221,7 @@ def describe_pair(arm: Arm, base: Arm, records: Records) -> dict[str, Any]:
         "sentence_seconds": seconds.sentence(arm.label, base.label),
         "more_seeds": steps.more_seeds,
         "final_loss": difference([(m.final_loss, b.final_loss) for b, m in pairs]),
-        "final_fd": difference([(m.distances.last, b.distances.last) for b, m in pairs]),
+        "final_fd": difference([(m.final_distance, b.final_distance) for b, m in pairs]),
         "oscillation": difference([(oscillation_of(m), oscillation_of(b)) for b, m in pairs]),
     }
 

@@ -30,7 +30,7 @@ from .spreadsheets import write_spreadsheets
 
 TICK = 0.25
 ATTEMPTS = 3
-"""How often a run is taken up again whose worker was killed."""
+"""How many workers may die of one run before it counts as failed."""
 TAIL = 1 << 20
 """Bytes at the end of a run's metrics in which its last held-out loss is looked for."""
 SAVE_SECONDS = 120.0

@@ -38,9 +38,14 @@ def speedup(
         return Speedup(None, None, None, len(pairs), "cannot be judged", **facts)
     logs = [log_speedup_of(*pair, first=first, last=last) for pair in pairs]
     if clock == "seconds":
-        costs = [math.log(base.seconds_per_step / other.seconds_per_step) for base, other in pairs]
-        logs = [log + cost for log, cost in zip(logs, costs, strict=True)]
+        logs = [log + log_cost(*pair, last) for log, pair in zip(logs, pairs, strict=True)]
     return judge(logs, **facts)
+
+
+def log_cost(baseline: Curve, method: Curve, last: int) -> float:
+    """Logarithm of how much longer a step of the baseline takes; nobody waits for a run that diverged."""
+    ended = baseline.ends_at(last) and method.ends_at(last)
+    return math.log(baseline.seconds_per_step / method.seconds_per_step) if ended else 0.0
 
 
 def log_speedup_of(baseline: Curve, method: Curve, *, first: int, last: int) -> float:

@@ -23,7 +23,7 @@ from ..process import keep_freed_memory
 from ..stability import SkipMonitor
 from ..training import Config, Display, Run, TrainingDiverged, parse_recipe, train
 from .advice import write_advice
-from .collect import last_evaluated
+from .collect import evaluated_weights
 from .outcome import broken, judge, write_outcome
 
 Message = dict[str, Any]
@@ -112,11 +112,11 @@ def run(config: Config, folder: Path, display: Display) -> Message:
 
 
 def evaluate_end(folder: Path, config: Config) -> None:
-    """Evaluate the last step, if a signal kept the trainer from it."""
-    wanted = config.evaluation
-    if wanted.every is None or (last_evaluated(folder) == config.training.steps):
-        return
-    evaluate_run(folder, Plan(wanted.images, wanted.chosen, wanted.network))
+    """Evaluate the weights of the last step that a signal kept the trainer from."""
+    wanted, done = config.evaluation, evaluated_weights(folder, config)
+    missing: Any = tuple(weights for weights in wanted.chosen if weights not in done)
+    if wanted.every is not None and missing:
+        evaluate_run(folder, Plan(wanted.images, missing, wanted.network))
 
 
 if __name__ == "__main__":

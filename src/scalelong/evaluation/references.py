@@ -124,14 +124,23 @@ def fill_reference(
 
     blocks = Blocks(path.with_suffix(".blocks"), facts, len(pictures), make, progress)
     if share.rank:
-        blocks.compute(share)
+        help_with(blocks, share, path)
         return None
     with turn_in(path.parent):
         # Else another command made it in the meantime.
         if not path.is_file() and (features := blocks.compute(share)) is not None:
             save_reference(path, Reference(statistics_of(features), facts, shuffled(features)[:KEPT]))
-            shutil.rmtree(blocks.folder)
+            shutil.rmtree(blocks.folder, ignore_errors=True)
     return path
+
+
+def help_with(blocks: Blocks, share: Share, path: Path) -> None:
+    """Compute this process's blocks, unless another command has made the file and removed them meanwhile."""
+    try:
+        blocks.compute(share)
+    except FileNotFoundError:
+        if not path.is_file():
+            raise
 
 
 @contextmanager

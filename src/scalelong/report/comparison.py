@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def running(self) -> bool:
-        return self.content.get("status") != "finished"
+        return self.content.get("status") not in ("finished", "incomplete")
 
     @property
     def seeds(self) -> list[int]:

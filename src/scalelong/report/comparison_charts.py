@@ -128,10 +128,8 @@ def rates(key: str, comparison: Comparison) -> list[Block]:
 
 
 def rate_series(comparison: Comparison, content: dict[str, Any]) -> Series:
-    method = content.get("method")
-    label = as_text(content.get("label"), as_text(method))
-    arms = [arm for arm in comparison.arms if arm.content.get("method") == method]
-    style = next((arm.style for arm in arms if arm.label == label), arms[0].style if arms else 0)
+    label = as_text(content.get("label"), as_text(content.get("method")))
+    style = next((arm.style for arm in comparison.arms if arm.label == label), 0)
     points = points_of(content, "rates", content.get("losses"))
     lost = "some diverged" if any(y is None for _, y in points) else ""
     return Series(label, style, points, band_of(content, "rates"), ended=lost)

@@ -76,7 +76,7 @@ def status(comparison: Comparison) -> tuple[str, str]:
     bad = f", {lost} diverged or failed" if lost else ""
     if comparison.running:
         return f"unfinished: {done} of {total} runs done{bad}", "running"
-    return f"finished: {total} runs{bad}", "trouble" if lost else "finished"
+    return f"finished: {done if lost else total} runs{bad}", "trouble" if lost else "finished"
 
 
 def failure(run: ArmRun) -> list[str]:

@@ -76,7 +76,8 @@ def check_source(source: Path) -> None:
 
 def write_page(content: Content, path: Path, *, live: bool = False) -> None:
     """Write the page, whole or not at all. A live one loads itself again every few seconds."""
-    data = render(content, live=live).encode()
+    # Half of a pair of surrogates may stand in a file's name or in JSON, and in no page.
+    data = render(content, live=live).encode(errors="replace")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda temporary: Files().write_bytes(temporary, data))
 

@@ -48,9 +48,9 @@ def subtitle(runs: Sequence[RunFolder]) -> str:
 
 def state(runs: Sequence[RunFolder]) -> str:
     states = {run.state for run in runs}
-    if "diverged" in states:
-        return "trouble"
-    return "finished" if states == {"finished"} else "running"
+    if not states <= {"finished", "diverged"}:
+        return "running"
+    return "trouble" if "diverged" in states else "finished"
 
 
 def status(runs: Sequence[RunFolder]) -> str:

@@ -73,7 +73,13 @@ class RunFolder:
             return "diverged"
         if self.steps is None:
             return "unknown"
-        return "finished" if self.last_step >= self.steps else "unfinished"
+        return "finished" if self.last_step >= self.steps and not self.awaits_evaluation else "unfinished"
+
+    @property
+    def awaits_evaluation(self) -> bool:
+        """Whether the last step's images are still to be evaluated, which may take minutes after the last step."""
+        evaluated = {whole(one.get("step")) for one in self.evaluations}
+        return self.setting("evaluation.every") is not None and self.steps not in evaluated
 
     @property
     def status(self) -> str:

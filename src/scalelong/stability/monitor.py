@@ -153,7 +153,9 @@ class SkipMonitor:
         return {"step": self.count, "history": history, "finder": self.finder.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        rows = [[float("nan") if value is None else value for value in row] for row in state["history"]]
+        # Rows of another length are those of a version that read other numbers.
+        kept = [row for row in state["history"] if len(row) == len(self.layout.names)]
+        rows = [[float("nan") if value is None else value for value in row] for row in kept]
         self.history = deque((torch.tensor(row, dtype=torch.float64) for row in rows), maxlen=self.window)
         self.finder.load_state_dict(state["finder"])
         self.seek(state["step"])

@@ -88,7 +88,7 @@ def resolve_precision(precision: str, device: str) -> str:
 def has_bf16(device: str) -> bool:
     """Whether the device multiplies matrices of bf16 by itself, and so faster than those of float32."""
     if device == "cuda":
-        return torch.cuda.is_bf16_supported()
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     # Not in every supported version of torch, which emulates bf16 on other processors.
     asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return device == "cpu" and any(supported is not None and supported() for supported in asked)

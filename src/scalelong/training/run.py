@@ -106,8 +106,17 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         starts = json.loads(self.environment_file.read_text(encoding="utf-8")) if self.environment_file.exists() else []
         text = json.dumps([*starts, environment], indent=1, ensure_ascii=False)
-        replace_text(self.environment_file, text + "\n")
+        # First what makes the folder that of a run: a kill in between leaves one that can be begun again.
         replace_text(self.config_file, to_yaml(config))
+        replace_text(self.environment_file, text + "\n")
+
+
+def last_precision(run: Run) -> str | None:
+    """The precision of the run's last start, as Accelerate calls it; None if there was none."""
+    try:
+        return json.loads(run.environment_file.read_text(encoding="utf-8"))[-1]["precision"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def check_folder(run: Run) -> None:
@@ -117,7 +126,7 @@ def check_folder(run: Run) -> None:
         raise RunError(f"{existing} is a file: choose another --out for the run")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise RunError(f"{existing} is not writable: choose another --out for the run")
-    if run.folder.is_dir() and not run.exists and any(path.name != LOCK for path in run.folder.iterdir()):
+    if run.folder.is_dir() and not run.exists and any(not path.name.startswith(".") for path in run.folder.iterdir()):
         raise RunError(f"{run.folder} holds other files and no run: choose a new or empty folder")
 
 

@@ -29,9 +29,9 @@ from .inputs import open_inputs, stream_positions
 from .journal import Journal
 from .objective import Noised, Objective
 from .pictures import save_grid
-from .quality import MakeEvaluator, Quality
+from .quality import MakeEvaluator, Quality, plain
 from .resume import Start, find_start
-from .run import Run, RunError, environment
+from .run import Run, RunError, environment, last_precision
 from .sampling import draw, heldout_condition
 from .sharding import whole, without_exchange
 from .signals import StopSignals
@@ -192,6 +192,7 @@ class Trainer:
         size = 0 if start.checkpoint is None else self._load(start.checkpoint)
         if self.quality is not None:
             self.quality.begin(start.step)
+        before = last_precision(self.folder) if start.own else None
         self.accelerator.wait_for_everyone()
         if self.is_main:
             facts = environment(
@@ -210,6 +211,8 @@ class Trainer:
             self.journal.note("training.monitor_every: nothing is read, as train() got no monitor=SkipMonitor")
         if config.evaluation.every is not None and self.quality is None:
             self.journal.note("evaluation.every: nothing is evaluated, as train() got no evaluate=Evaluator.open")
+        if before not in (None, self.accelerator.mixed_precision):
+            self.journal.note(f"another precision than before ({before}): set training.precision to keep one")
         if start.checkpoint is not None:
             self.journal.note(f"going on from step {start.step} ({start.checkpoint.path})")
         if start.checkpoint is None or not start.own:
@@ -345,10 +348,11 @@ class Trainer:
         self.journal.log(state.step, loss=loss, lr=rate, grad_norm=grad_norm)
 
     def _heldout_loss(self) -> float:
-        """The held-out loss of the averaged weights, by which the best checkpoint is kept."""
-        raw = self.heldout.loss(self.network)
-        with self.state.ema.swap(self.network):
-            averaged = self.heldout.loss(self.network)
+        """The held-out loss of the averaged weights, by which the best checkpoint is kept; shards stay as they are."""
+        with nullcontext() if self.sharded else plain(self.network):
+            raw = self.heldout.loss(self.network)
+            with self.state.ema.swap(self.network):
+                averaged = self.heldout.loss(self.network)
         self.journal.record(self.state.step, {"heldout_loss": raw, "heldout_loss_ema": averaged})
         self.journal.note(f"step {self.state.step}: held-out loss {raw:.4f}, averaged weights {averaged:.4f}")
         return averaged
