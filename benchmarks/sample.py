@@ -123,6 +123,8 @@ def measure(name: str, options: argparse.Namespace) -> Result:
     (model, batch, guided), clock = CASES[name], CLOCKS[options.clock]
     config = configure(model, batch, guided, options.steps)
     network, conditioning = build_model(config).eval(), conditioning_of(config)
+    if config.training.channels_last:
+        network.to(memory_format=torch.channels_last)
     artist = Artist(network, config, conditioning, lambda own: spread_labels(config, own.stop))
     ours, plain = lambda: artist.draw(range(batch)), plain_loop(network, config, conditioning, batch)
     check_same_images(ours(), plain())
@@ -144,7 +146,8 @@ def serve_plain(name: str, steps: int) -> None:
 
 def configure(model: dict[str, Any], batch: int, guided: bool, steps: int) -> Config:
     """The case as a recipe, with classes if it is guided by them."""
-    plain = recipe(Case(batch, None, model, rounds=1)).model_dump()
+    # The layout is that of the recipes: for the convolutions of UNets only.
+    plain = recipe(Case(batch, None, model, rounds=1), channels_last=model is UNET).model_dump()
     if guided:
         plain |= {"labels": {"classes": 10, "drop": 0.1}, "data": {**plain["data"], "label_column": "label"}}
     config = Config.model_validate(plain)

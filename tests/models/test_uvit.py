@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalelong.models import UViT
-from scalelong.models.uvit import Attention, Block, attend, timestep_embedding
+from scalelong.models.uvit import SHORT, Attention, Block, attend, timestep_embedding
 
 NAMES_AT_DEPTH_2 = [
     "pos_embed",
@@ -193,30 +193,43 @@ class RecordedOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("tokens", [9, SHORT + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_and_its_gradients_are_those_of_double_precision_but_for_rounding(dtype: torch.dtype) -> None:
-    exact = [torch.randn(2, 3, 9, 8, dtype=torch.float64).to(dtype).double().requires_grad_() for _ in range(3)]
-    rounded = [part.detach().to(dtype).requires_grad_() for part in exact]
-    upstream = torch.randn(2, 3, 9, 8, dtype=torch.float64)
+def test_attention_and_its_gradients_are_those_of_double_precision_but_for_rounding(
+    dtype: torch.dtype, tokens: int
+) -> None:
+    exact = torch.randn(3, 2, 3, tokens, 8, dtype=torch.float64).to(dtype).double().requires_grad_()
+    rounded = exact.detach().to(dtype).requires_grad_()
+    upstream = torch.randn(2, 3, tokens, 8, dtype=torch.float64)
     expected = F.scaled_dot_product_attention(*exact)
-    found = attend(*rounded)
+    with torch.autocast("cpu", enabled=dtype is torch.bfloat16):
+        found = attend(rounded)
     expected.backward(upstream)
     found.backward(upstream.to(dtype))
     assert found.dtype == dtype
     # A few roundings of numbers of size 1 to 4.
     tolerance = 16 * torch.finfo(dtype).eps
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
-    for part, law in zip(rounded, exact, strict=True):
-        assert part.grad is not None
-        torch.testing.assert_close(part.grad.double(), law.grad, rtol=0, atol=tolerance)
+    assert rounded.grad is not None
+    torch.testing.assert_close(rounded.grad.double(), exact.grad, rtol=0, atol=tolerance)
+
+
+COPIES = {"clone", "copy_", "_to_copy", "contiguous"}
 
 
 @torch.no_grad()
-def test_attention_copies_nothing() -> None:
+def test_attention_over_many_tokens_copies_nothing() -> None:
     attention = Attention(32, 4)
     with RecordedOps() as ops:
-        attention(torch.randn(2, 7, 32))
-    assert not {"clone", "copy_", "_to_copy", "contiguous"} & set(ops.names), ops.names
+        attention(torch.randn(2, SHORT + 1, 32))
+    assert not COPIES & set(ops.names), ops.names
+
+
+def test_attention_under_autocast_copies_the_heads_and_not_the_scores() -> None:
+    heads = torch.randn(2, 7, 3, 4, 8, dtype=torch.bfloat16, requires_grad=True)
+    with RecordedOps() as ops, torch.autocast("cpu"):
+        attend(heads.permute(2, 0, 3, 1, 4)).sum()
+    assert [name for name in ops.names if name in COPIES] == ["clone"], ops.names
 
 
 @pytest.mark.parametrize("dim", [6, 7])

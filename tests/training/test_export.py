@@ -64,6 +64,17 @@ def test_a_folded_unet_draws_in_diffusers_what_it_draws_here(prediction: str, tm
     torch.testing.assert_close(theirs(pipeline), ours(run), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_network_is_drawn_from_in_the_layout_it_was_trained_in(channels_last: bool, tmp_path: Path) -> None:
+    run = Run(train_unet(tmp_path / "run", f"training.channels_last={str(channels_last).lower()}"))
+    checkpoint = run.checkpoints().latest()
+    assert checkpoint is not None
+    weights = load_network(run.config(), checkpoint, "ema").state_dict().values()
+    kernels = [weight for weight in weights if weight.ndim == 4 and min(weight.shape) > 1]
+    assert kernels
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) == channels_last for weight in kernels)
+
+
 @pytest.mark.parametrize("scaling", [["scaling.method=ls"], ["scaling.where=input"]])
 def test_the_lines_of_the_card_put_back_a_scaling_that_cannot_be_folded(scaling: list[str], tmp_path: Path) -> None:
     from diffusers import DDPMPipeline

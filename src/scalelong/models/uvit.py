@@ -46,20 +46,25 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Between the two projections all is views: sdpa reads strided heads and lays its output out as (B, L, H, D).
-        heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
-        query, key, value = heads.transpose(1, 3).unbind(2)
-        mixed = attend(query, key, value)
-        return self.proj(mixed.transpose(1, 2).flatten(2))
+        # sdpa reads strided heads and lays its output out as (B, L, H, d): between the projections all is views.
+        heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(attend(heads).transpose(1, 2).flatten(2))
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d)·v. Shape: three times (B, H, L, d) → (B, H, L, d)."""
-    if query.is_cpu and query.dtype is torch.bfloat16 and query.requires_grad:
-        # torch's fused kernel has a backward pass in bf16 on the CPU that takes two to four times as long as this.
-        scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
-        return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
-    return F.scaled_dot_product_attention(query, key, value)
+SHORT = 128
+"""Tokens up to which a CPU is faster without torch's fused kernel."""
+
+
+def attend(heads: Tensor) -> Tensor:
+    """softmax(q·kᵀ/√d)·v. Shape: (3, B, H, L, d) → (B, H, L, d)."""
+    # On a CPU the fused kernel takes many small products one by one, and in bf16 its backward pass two to seven times
+    # as long as this. The scores are rounded to bf16 either way; autocast would copy them to float32 for the softmax.
+    if heads.is_cpu and (heads.dtype is torch.bfloat16 or heads.shape[-2] <= SHORT):
+        query, key, value = heads.contiguous()
+        with torch.autocast("cpu", enabled=False):
+            scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+            return scores.softmax(dim=-1) @ value
+    return F.scaled_dot_product_attention(*heads)
 
 
 class MLP(nn.Module):

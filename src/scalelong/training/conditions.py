@@ -39,7 +39,7 @@ class Condition:
 
 NOTHING = Condition()
 
-MOST_TOGETHER = 8
+MOST_TOGETHER = 16
 """Images that a CPU draws with and without their condition in one pass; measured by benchmarks/sample.py."""
 
 PairPredictor = Callable[[Tensor, Tensor], Sequence[Tensor]]

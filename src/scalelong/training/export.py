@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from ..diffusion import DiffusionProcess
@@ -52,6 +53,7 @@ def export_run(folder: str | Path, to: Target, out: str | Path | None = None, *,
     if target.exists():
         raise RunError(f"{target} exists already: choose another --out, or remove it first")
     network = load_network(config, checkpoint, weights).cpu()
+    network.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
     parameters = count_parameters(network)
     scaling = dict(network.get_submodule("skip_scaling").state_dict()) if has_scaling(network) else {}
     reason = take_in(network)

@@ -121,9 +121,11 @@ def title(config: Config, wish: Wish, step: int, weights: Weights, seed: int) ->
 
 
 def load_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn.Module:
+    """The network of a checkpoint, on this process's device and in the memory layout that it was trained in."""
     model = build_model(config)
     model.load_state_dict(checkpoint.tensors(group_of(weights)))
-    return model.eval().to(own_device())
+    layout = torch.channels_last if config.training.channels_last else torch.preserve_format
+    return model.eval().to(own_device(), memory_format=layout)  # pyright: ignore[reportCallIssue]
 
 
 def own_device() -> str:
