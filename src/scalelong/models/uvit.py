@@ -64,7 +64,8 @@ def attend(heads: Tensor) -> Tensor:
         with torch.autocast("cpu", enabled=False):
             scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
             return scores.softmax(dim=-1) @ value
-    return F.scaled_dot_product_attention(*heads)
+    query, key, value = heads
+    return F.scaled_dot_product_attention(query, key, value)
 
 
 class MLP(nn.Module):
