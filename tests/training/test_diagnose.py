@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from scalelong import scale_skips
 from scalelong.models import UViT
+from scalelong.models.uvit import attend
 from scalelong.training.diagnose import Origin, all_finite, find_first_nonfinite
 
 
@@ -57,14 +58,13 @@ def test_of_two_the_first_to_run_is_named() -> None:
 
 def test_a_number_made_between_modules_is_laid_on_the_module_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
-    real = torch.nn.functional.scaled_dot_product_attention
     calls = []
 
-    def overflow(*args: Tensor) -> Tensor:
+    def overflow(heads: Tensor) -> Tensor:
         calls.append(None)
-        return real(*args) * (float("inf") if len(calls) == 2 else 1)
+        return attend(heads) * (float("inf") if len(calls) == 2 else 1)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", overflow)
+    monkeypatch.setattr("scalelong.models.uvit.attend", overflow)
     assert find_first_nonfinite(model, step_of(model)) == Origin("output", "in_blocks.1.attn")
 
 
