@@ -37,6 +37,7 @@ from scalelong.diffusion.solvers import solver_indices
 from scalelong.process import keep_freed_memory
 from scalelong.training import Config, build_model, build_process
 from scalelong.training.conditions import Conditioning, conditioning_of, spread_labels
+from scalelong.training.engine import lay_out
 from scalelong.training.sampling import Artist, with_sampling
 
 UVIT = {"kind": "uvit", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4}
@@ -122,9 +123,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
 def measure(name: str, options: argparse.Namespace) -> Result:
     (model, batch, guided), clock = CASES[name], CLOCKS[options.clock]
     config = configure(model, batch, guided, options.steps)
-    network, conditioning = build_model(config).eval(), conditioning_of(config)
-    if config.training.channels_last:
-        network.to(memory_format=torch.channels_last)
+    network, conditioning = lay_out(build_model(config).eval(), config.training), conditioning_of(config)
     artist = Artist(network, config, conditioning, lambda own: spread_labels(config, own.stop))
     ours, plain = lambda: artist.draw(range(batch)), plain_loop(network, config, conditioning, batch)
     check_same_images(ours(), plain())

@@ -106,14 +106,18 @@ def place(network: nn.Module, config: TrainingConfig, accelerator: Any) -> nn.Mo
     """The network on its device, in its memory layout, compiled and sharded as the recipe says; the same object."""
     sharded = shares_weights(config, accelerator)
     if not sharded:
-        network.to(accelerator.device)
-    if config.channels_last and not sharded:
         # Shards are rows of the plain layout; convolutions follow the layout of the images then.
-        network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        lay_out(network.to(accelerator.device), config)
     if config.compile:
         # In place, so that the names of parameters stay; skips are scaled by now, hooks are traced with the network.
         network.compile()
     return shard(network, accelerator.device, accelerator.mixed_precision) if sharded else network
+
+
+def lay_out(network: nn.Module, config: TrainingConfig) -> nn.Module:
+    """The network in the memory layout of its recipe; the same object."""
+    layout = torch.channels_last if config.channels_last else torch.preserve_format
+    return network.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
 
 
 def shares_weights(config: TrainingConfig, accelerator: Any) -> bool:

@@ -20,7 +20,7 @@ from .build import build_model, build_process
 from .checkpoint import Checkpoint
 from .conditions import NOTHING, Condition, Conditioning, conditioning_of, spread_labels
 from .config import Config, Weights
-from .engine import best_device
+from .engine import best_device, lay_out
 from .inputs import Inputs, open_inputs
 from .manifest import MANIFEST
 from .run import Run, RunError
@@ -124,8 +124,7 @@ def load_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn
     """The network of a checkpoint, on this process's device and in the memory layout that it was trained in."""
     model = build_model(config)
     model.load_state_dict(checkpoint.tensors(group_of(weights)))
-    layout = torch.channels_last if config.training.channels_last else torch.preserve_format
-    return model.eval().to(own_device(), memory_format=layout)  # pyright: ignore[reportCallIssue]
+    return lay_out(model.eval().to(own_device()), config.training)
 
 
 def own_device() -> str:
