@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from evaluation_cases import gaussians, reference_of, script_file, smooth_images, tiny_network, tiny_run
-from torch import Tensor
+from torch import Tensor, nn
 
 from scalelong.data.prepare import Share
 from scalelong.evaluation import (
@@ -156,6 +156,18 @@ def test_other_samplers_seeds_and_weights_have_blocks_of_their_own(fresh: Path, 
     values = {figures(evaluate_run(fresh, other))["FD-features"].value for other in others}
     assert len(values) == len(others)
     assert len(list(fresh.glob("evaluation/step-000003-*"))) == len(others)
+
+
+def test_images_of_compiled_code_have_blocks_of_their_own(
+    fresh: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda network, **options: compiled.append(network))
+    for compile in (False, True, True):
+        evaluate_run(fresh, replace(plan, images=40, compile=compile))
+    # The second time nothing is left to draw.
+    assert len(compiled) == 1
+    assert len(list(fresh.glob("evaluation/step-000003-*"))) == 2
 
 
 def test_two_processes_give_what_one_gives(fresh: Path, run: Path, plan: Plan) -> None:

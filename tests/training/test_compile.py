@@ -1,4 +1,4 @@
-"""`training.compile`: the same numbers, the same names, and averaged weights that compiled code sees."""
+"""Compiled training and sampling: the same numbers and names, and averaged weights that compiled code sees."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from PIL import Image
 from run_cases import final_tensors, lasting_metrics, losses, run_tiny
 from torch import nn
 from torch._dynamo.utils import counters
+from typer.testing import CliRunner
 
-from scalelong.training import Run
+from scalelong.cli.commands import app
+from scalelong.training import Run, sample_run
+from scalelong.training.sample_folder import images_in, read_image
 
 EVALUATED = ("training.eval_every=4", "training.sample_every=8", "optim.warmup_steps=1", "data.heldout_count=8")
 
@@ -34,7 +37,9 @@ def fresh_compiler() -> Iterator[None]:
 def no_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace and guard as always, but run the traced operations as they are: C++ takes a minute for each graph."""
     compile_in_place = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda network: compile_in_place(network, backend="aot_eager"))
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda network, **options: compile_in_place(network, backend="aot_eager", **options)
+    )
 
 
 def run_both(folder: Path, *overrides: str) -> tuple[Path, Path]:
@@ -78,3 +83,42 @@ def test_a_compiled_run_goes_on_without_compiling(tmp_path: Path) -> None:
     run_tiny(tmp_path / "after", resume=compiled / "checkpoints" / "step-000003")
     assert losses(tmp_path / "after") == pytest.approx(losses(plain)[3:], rel=TOLERANCE)
     assert final_tensors(compiled).keys() == final_tensors(plain).keys()
+
+
+# Sampling
+
+
+def drawn(folder: Path) -> torch.Tensor:
+    """Shape: (N, C, H, W)."""
+    return torch.stack([read_image(path) for path in sorted(images_in(folder))]).int()
+
+
+@pytest.mark.usefixtures("no_code_generation")
+def test_compiled_samples_are_those_of_the_plain_network_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    run_tiny(tmp_path)
+    plain = sample_run(tmp_path, 6, steps=3, batch=4)
+    assert not counters["frames"]
+    compiled = sample_run(tmp_path, 6, steps=3, batch=4, compile=True)
+    # The blocks have four and two images, and code is made for each by itself.
+    assert counters["stats"]["unique_graphs"] == 2
+    assert compiled.name == f"{plain.name}-compiled"
+    assert (drawn(compiled) - drawn(plain)).abs().max() <= 1
+    assert len(drawn(compiled)) == 6
+
+
+@pytest.mark.parametrize("command", ["train", "sample", "evaluate"])
+def test_without_a_compiler_one_line_says_so_and_nothing_is_written(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_tiny(tmp_path / "run")
+    there = sorted(tmp_path.rglob("*"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    options = {
+        "train": ["digits", "--set", "training.compile=true", "--out", str(tmp_path / "other")],
+        "sample": [str(tmp_path / "run"), "--compile"],
+        "evaluate": [str(tmp_path / "run"), "--compile"],
+    }
+    result = CliRunner().invoke(app, [command, *options[command]])
+    assert result.exit_code == 2
+    assert "torch needs no-such-compiler" in result.stderr and result.stderr.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == there

@@ -335,8 +335,11 @@ def test_a_sampler_that_does_not_exist_fails_in_one_line_with_those_that_do(run:
 
 
 @pytest.mark.slow
-def test_256_images_of_one_process_of_one_that_was_killed_and_of_two_are_the_same_files(run: Path) -> None:
-    arguments = ["sample", str(run), "-n", "256", "--batch", "16", "--steps", "50"]
+@pytest.mark.parametrize("options", [(), ("--compile",)])
+def test_256_images_of_one_process_of_one_that_was_killed_and_of_two_are_the_same_files(
+    options: tuple[str, ...], run: Path
+) -> None:
+    arguments = ["sample", str(run), "-n", "256", "--batch", "16", "--steps", "50", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def finish(*launcher: str) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ import typer
 
 from .errors import fail, needs_extra
 from .preparing import job_errors
-from .training import Overrides, run_errors
+from .training import Compile, Overrides, run_errors
 
 if TYPE_CHECKING:
     from ..data import DataConfig
@@ -41,7 +41,7 @@ samplers are not compared.
 \b
 Examples:
   scalelong evaluate runs/digits-cs --images 2000
-  scalelong evaluate runs/cifar10-uvit-s2-cs --network inception --images 50000 --weights both
+  scalelong evaluate runs/cifar10-uvit-s2-cs --network inception --images 50000 --weights both --compile
   scalelong evaluate runs/mine --reference fid_stats_cifar10_train.npz --network inception:pt_inception.pth
   torchrun --nproc-per-node 8 -m scalelong evaluate runs/mine"""
 
@@ -95,6 +95,7 @@ def evaluate(
     guidance: Guidance = None,
     seed: Seed = 0,
     compare: Compare = None,
+    compile: Compile = False,
 ) -> None:
     with evaluation_errors():
         from ..evaluation import Plan, evaluate_run, read_evaluations
@@ -108,6 +109,7 @@ def evaluate(
             reference,
             seed,
             {key: value for key, value in given.items() if value is not None},
+            compile,
         )
         # Read before the figures are written: they may go to the same file.
         share, others = own_share(), [] if compare is None else read_evaluations(compare)

@@ -16,6 +16,7 @@ from ..data.facts import short_hash
 from ..data.prepare import WHOLE, Share
 from ..training.conditions import Condition, Conditioning
 from ..training.config import Config
+from ..training.engine import best_device, check_compiler
 from ..training.files import sha256_of
 from ..training.manifest import Checkpoint
 from ..training.run import Run, RunError
@@ -41,6 +42,8 @@ class Plan:
     """Statistics; None = those of the images that the run was trained on."""
     seed: int = 0
     sampling: Mapping[str, Any] | None = None
+    compile: bool = False
+    """Draw with compiled code; its images may be a grey level apart, and are never mixed with others."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ def evaluate_run(
 ) -> list[Evaluation]:
     """Evaluate a run's last checkpoint and write it to the run's evaluation.json; nothing in other processes."""
     run = Run(Path(folder))
+    if plan.compile:
+        check_compiler(best_device())
     config, checkpoint = with_sampling(run.config(), **(plan.sampling or {})), run.checkpoints().latest()
     if checkpoint is None:
         raise RunError(f"{run.folder} has no checkpoint yet")
@@ -128,6 +133,7 @@ def run_features(
         "seed": plan.seed,
         "step": checkpoint.step,
         "model": sha256_of(checkpoint.path / f"{group}.safetensors")[:16],
+        **({"compiled": True} if plan.compile else {}),
     }
     # The number of images is no fact of a block: a later evaluation with more of them goes on with these.
     place = run.folder / "evaluation" / f"step-{checkpoint.step:06d}-{weights}-{short_hash(facts)}"
@@ -135,7 +141,7 @@ def run_features(
 
     def make(start: int, stop: int) -> Tensor:
         if not draws:  # Only when something is missing: a finished evaluation loads no network.
-            model = load_network(config, checkpoint, weights)
+            model = load_network(config, checkpoint, weights, compile=plan.compile)
             draws.append(Draws(model, config, *grant(config, Wish(), plan.images), plan.seed))
         return draws[0].features(network, start, stop)
 

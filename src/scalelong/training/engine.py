@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +34,8 @@ def build_accelerator(config: TrainingConfig, folder: Path) -> Any:
         raise ImportError('training needs accelerate: pip install "scalelong[train]"') from error
     check_trackers(config.trackers)
     device = best_device()
+    if config.compile:
+        check_compiler(device)
     precision = resolve_precision(config.precision, device)
     forget_other_precision(precision)
     accelerator = Accelerator(
@@ -92,6 +97,13 @@ def has_bf16(device: str) -> bool:
     # Not in every supported version of torch, which emulates bf16 on other processors.
     asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return device == "cpu" and any(supported is not None and supported() for supported in asked)
+
+
+def check_compiler(device: str) -> None:
+    """Raise where torch has no compiler for the code of a CPU; on Windows it looks for one in its own way."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if device == "cpu" and sys.platform != "win32" and shutil.which(compiler) is None:
+        raise ValueError(f"to compile, torch needs {compiler}, which is not there: install it, or do not compile")
 
 
 def check_trackers(trackers: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from .build import build_model, build_process
 from .checkpoint import Checkpoint
 from .conditions import NOTHING, Condition, Conditioning, conditioning_of, spread_labels
 from .config import Config, Weights
-from .engine import best_device, lay_out
+from .engine import best_device, check_compiler, lay_out
 from .inputs import Inputs, open_inputs
 from .manifest import MANIFEST
 from .run import Run, RunError
@@ -51,13 +51,15 @@ def sample_run(
     seed: int = 0,
     weights: Weights = "ema",
     batch: int = BATCH,
+    compile: bool = False,
     progress: Progress = lambda done, count: None,
 ) -> Path:
     """Draw images with a run's last checkpoint; returns the folder of the PNGs and `grid.png`, complete or absent.
 
     Image k has the seed `seed + k`, so it does not depend on how many are drawn. Images that are there are not drawn
     again, after an interruption or for a larger `count`; processes started by torchrun share the rest. At the same
-    `batch` the files are the same to the bit. What is not given is as the recipe's `sampling:` block says.
+    `batch` the files are the same to the bit; `compile` takes its time once for every size of batch, draws faster then,
+    and has a folder of its own. What is not given is as the recipe's `sampling:` block says.
     """
     run, wish = Run(Path(folder)), wish or Wish()
     given = {"steps": steps, "sampler": sampler, "guidance": guidance}
@@ -67,12 +69,18 @@ def sample_run(
         raise RunError(f"{run.folder} has no checkpoint yet")
     check_wish(config, wish)
     settings = describe_drawing(config, wish, checkpoint, weights, seed)
-    place = run.samples / title(config, wish, checkpoint.step, weights, seed)
+    name = title(config, wish, checkpoint.step, weights, seed)
+    if compile:
+        check_compiler(best_device())
+        # Compiled code rounds differently: a grey level here and there.
+        settings, name = {**settings, "compiled": True}, f"{name}-compiled"
 
     def draw() -> Draw:
         conditioning, conditions = conditions_of(config, wish)
-        return Artist(load_network(config, checkpoint, weights), config, conditioning, conditions, seed).draw
+        network = load_network(config, checkpoint, weights, compile=compile)
+        return Artist(network, config, conditioning, conditions, seed).draw
 
+    place = run.samples / name
     SampleFolder(place, settings, count, batch, config.data.image_shape).fill(draw, Ranks.here(), progress)
     return place
 
@@ -120,11 +128,15 @@ def title(config: Config, wish: Wish, step: int, weights: Weights, seed: int) ->
     return "-".join(parts)
 
 
-def load_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn.Module:
+def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, compile: bool = False) -> nn.Module:
     """The network of a checkpoint, on this process's device and in the memory layout that it was trained in."""
     model = build_model(config)
     model.load_state_dict(checkpoint.tensors(group_of(weights)))
-    return lay_out(model.eval().to(own_device()), config.training)
+    lay_out(model.eval().to(own_device()), config.training)
+    if compile:
+        # For each size of batch by itself: code for any size would depend on the sizes that came before.
+        model.compile(dynamic=False)
+    return model
 
 
 def own_device() -> str:
