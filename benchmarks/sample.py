@@ -38,7 +38,7 @@ from scalelong.diffusion.solvers import solver_indices
 from scalelong.process import keep_freed_memory
 from scalelong.training import Config, build_model, build_process
 from scalelong.training.conditions import Conditioning, conditioning_of, spread_labels
-from scalelong.training.engine import lay_out
+from scalelong.training.layout import lay_out
 from scalelong.training.sampling import Artist, with_sampling
 
 UVIT = {"kind": "uvit", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4}

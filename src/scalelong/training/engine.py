@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from .config import Config, OptimConfig, TrainingConfig
+from .layout import lay_out
 from .sharding import shard
 
 # The devices whose AdamW is one kernel in every supported version of torch.
@@ -124,12 +125,6 @@ def place(network: nn.Module, config: TrainingConfig, accelerator: Any) -> nn.Mo
         # In place, so that the names of parameters stay; skips are scaled by now, hooks are traced with the network.
         network.compile()
     return shard(network, accelerator.device, accelerator.mixed_precision) if sharded else network
-
-
-def lay_out(network: nn.Module, config: TrainingConfig) -> nn.Module:
-    """The network in the memory layout of its recipe; the same object."""
-    layout = torch.channels_last if config.channels_last else torch.preserve_format
-    return network.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
 
 
 def shares_weights(config: TrainingConfig, accelerator: Any) -> bool:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from ..diffusion import DiffusionProcess
@@ -24,7 +23,7 @@ from .build import build_process, count_parameters
 from .config import Config, UViTConfig
 from .model_card import Card, write_card
 from .run import Run, RunError
-from .sampling import Weights, load_network
+from .sampling import Weights, read_network
 
 Target = Literal["diffusers", "uvit"]
 
@@ -52,8 +51,7 @@ def export_run(folder: str | Path, to: Target, out: str | Path | None = None, *,
     target = Path(out) if out is not None else run.folder / f"{to}-step-{checkpoint.step:06d}"
     if target.exists():
         raise RunError(f"{target} exists already: choose another --out, or remove it first")
-    network = load_network(config, checkpoint, weights).cpu()
-    network.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+    network = read_network(config, checkpoint, weights)
     parameters = count_parameters(network)
     scaling = dict(network.get_submodule("skip_scaling").state_dict()) if has_scaling(network) else {}
     reason = take_in(network)

@@ -20,8 +20,9 @@ from .build import build_model, build_process
 from .checkpoint import Checkpoint
 from .conditions import NOTHING, Condition, Conditioning, conditioning_of, spread_labels
 from .config import Config, Weights
-from .engine import best_device, check_compiler, lay_out
+from .engine import best_device, check_compiler
 from .inputs import Inputs, open_inputs
+from .layout import lay_out
 from .manifest import MANIFEST
 from .run import Run, RunError
 from .sample_folder import Draw, Progress, Ranks, SampleFolder
@@ -130,13 +131,19 @@ def title(config: Config, wish: Wish, step: int, weights: Weights, seed: int) ->
 
 def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, compile: bool = False) -> nn.Module:
     """The network of a checkpoint, on this process's device and in the memory layout that it was trained in."""
-    model = build_model(config)
-    model.load_state_dict(checkpoint.tensors(group_of(weights)))
-    lay_out(model.eval().to(own_device()), config.training)
+    model = read_network(config, checkpoint, weights)
+    lay_out(model.to(own_device()), config.training)
     if compile:
         # For each size of batch by itself: code for any size would depend on the sizes that came before.
         model.compile(dynamic=False)
     return model
+
+
+def read_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn.Module:
+    """The network of a checkpoint as it was built, in eval mode and on the CPU."""
+    model = build_model(config)
+    model.load_state_dict(checkpoint.tensors(group_of(weights)))
+    return model.eval()
 
 
 def own_device() -> str:
