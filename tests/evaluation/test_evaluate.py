@@ -163,11 +163,13 @@ def test_images_of_compiled_code_have_blocks_of_their_own(
 ) -> None:
     compiled: list[nn.Module] = []
     monkeypatch.setattr(nn.Module, "compile", lambda network, **options: compiled.append(network))
-    for compile in (False, True, True):
-        evaluate_run(fresh, replace(plan, images=40, compile=compile))
+    plain, _, again = (evaluate_run(fresh, replace(plan, images=40, compile=flag)) for flag in (False, True, True))
     # The second time nothing is left to draw.
     assert len(compiled) == 1
     assert len(list(fresh.glob("evaluation/step-000003-*"))) == 2
+    assert read_evaluations(fresh) == [*plain, *again]
+    with pytest.raises(NotComparable, match="the sampler is 'ddim, 2 steps' and 'ddim, 2 steps, compiled'"):
+        compare(*plain, *again)
 
 
 def test_two_processes_give_what_one_gives(fresh: Path, run: Path, plan: Plan) -> None:

@@ -3,49 +3,75 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from run_cases import tiny
+from run_cases import assert_same_run, losses, run_tiny
+from test_resume import SignalAt
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.profiler import profile
 
 from scalelong.models import UViT
-from scalelong.training.layout import TokenLinear, lay_out
+from scalelong.training import layout
+from scalelong.training.layout import TokenLinear, take_tokens_as_pixels
 
 LARGE = (4, 260, 256)
 
+# Of less than 20,480 numbers in an image torch takes no 1×1 convolution to oneDNN.
+WIDE = ("model.embed_dim=64", "training.batch_size=32")
 
-def laid_out(layer: nn.Module) -> nn.Module:
-    return lay_out(copy.deepcopy(layer), tiny().training)
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """With one thread torch takes no 1×1 convolution to oneDNN."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
-def convolutions(layer: nn.Module, x: Tensor) -> int:
-    """How many matrix products of a forward pass go through a convolution."""
-    with FlopCounterMode(display=False) as counter:
+def fast(layer: nn.Module) -> nn.Module:
+    return take_tokens_as_pixels(copy.deepcopy(layer))
+
+
+def goes_to_onednn(layer: nn.Module, x: Tensor) -> bool:
+    with profile() as recorded:
         layer(x)
-    return int(torch.ops.aten.convolution in counter.get_flop_counts()["Global"])
+    return any(event.key == "aten::mkldnn_convolution" for event in recorded.key_averages())
 
 
 def gradients(layer: nn.Module, x: Tensor) -> list[Tensor]:
-    x = x.clone().requires_grad_()
+    x = x.detach().requires_grad_()
     output = layer(x)
     found = torch.autograd.grad(output, [x, *layer.parameters()], torch.cos(output.detach()))
     return [output.detach(), *found]
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [LARGE, (1, 1040, 256), (1040, 1, 256)])
-def test_outputs_and_gradients_are_those_of_the_matrix_product(shape: tuple[int, ...], bias: bool) -> None:
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(LARGE), torch.randn(1, 1040, 256), torch.randn(1040, 1, 256), torch.randn(1040, 1, 256).mT.mT],
+)
+def test_outputs_and_gradients_are_those_of_the_matrix_product(x: Tensor, bias: bool) -> None:
     torch.manual_seed(0)
-    plain, x = nn.Linear(256, 300, bias=bias), torch.randn(shape)
-    ours = laid_out(plain)
-    assert convolutions(ours, x) == 1 and convolutions(plain, x) == 0
+    plain = nn.Linear(256, 300, bias=bias)
+    ours = fast(plain)
+    assert goes_to_onednn(ours, x) and not goes_to_onednn(plain, x)
     for found, expected in zip(gradients(ours, x), gradients(plain, x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         assert found.is_contiguous()
+
+
+def test_the_strides_of_an_axis_of_one_do_not_matter() -> None:
+    x = torch.randn(1040, 1, 256).transpose(0, 1)
+    plain = nn.Linear(256, 300)
+    output = fast(plain)(x)
+    torch.testing.assert_close(output, plain(x), rtol=1e-4, atol=1e-4)
+    assert output.stride() == plain(x).stride()
 
 
 @pytest.mark.parametrize(
@@ -60,22 +86,36 @@ def test_outputs_and_gradients_are_those_of_the_matrix_product(shape: tuple[int,
 )
 def test_other_inputs_get_the_matrix_product_to_the_bit(x: Tensor) -> None:
     plain = nn.Linear(256, 300)
-    ours = laid_out(plain)
-    assert convolutions(ours, x) == 0
+    ours = fast(plain)
+    assert not goes_to_onednn(ours, x)
     assert torch.equal(ours(x), plain(x))
 
 
 def test_half_precision_gets_the_matrix_product() -> None:
     plain, x = nn.Linear(256, 300), torch.randn(LARGE)
-    ours = laid_out(plain)
+    ours = fast(plain)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert convolutions(ours, x) == 0
         assert torch.equal(ours(x), plain(x))
+        assert not goes_to_onednn(ours, x)
     assert torch.equal(ours.bfloat16()(x.bfloat16()), plain.bfloat16()(x.bfloat16()))
 
 
+def test_one_thread_gets_the_matrix_product() -> None:
+    plain, x = nn.Linear(256, 300), torch.randn(LARGE)
+    torch.set_num_threads(1)
+    assert torch.equal(fast(plain)(x), plain(x))
+
+
+@torch.no_grad()
+def test_without_gradients_it_is_the_matrix_product_with_any_number_of_threads() -> None:
+    plain, x = nn.Linear(256, 300), torch.randn(LARGE)
+    ours = fast(plain)
+    assert not goes_to_onednn(ours, x)
+    assert torch.equal(ours(x), plain(x))
+
+
 def test_compiled_code_gets_the_matrix_product() -> None:
-    ours, x = laid_out(nn.Linear(256, 300)), torch.randn(LARGE)
+    ours, x = fast(nn.Linear(256, 300)), torch.randn(LARGE)
     called: list[object] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -95,7 +135,7 @@ def test_a_network_keeps_its_names_and_values_and_layers_that_are_something_else
     network = UViT(8, 2, embed_dim=16, depth=2, num_heads=2)
     network.extra = Doubled(4, 4)
     before = copy.deepcopy(network.state_dict())
-    assert lay_out(network, tiny().training) is network
+    assert take_tokens_as_pixels(network) is network
     assert network.state_dict().keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert type(network.extra) is Doubled
@@ -111,6 +151,33 @@ def test_second_derivatives_are_those_of_the_matrix_product() -> None:
         (first,) = torch.autograd.grad(layer(x).sin().sum(), weight, create_graph=True)
         return torch.autograd.grad(first.square().mean(), weight)[0]
 
-    found, expected = second(laid_out(plain)), second(plain)
+    found, expected = second(fast(plain)), second(plain)
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+# Runs
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions for the few tokens of small networks as well."""
+    monkeypatch.setattr(layout, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(layout, "FEWEST_PRODUCTS", 1)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "whole", *WIDE)
+    assert run_tiny(tmp_path / "stopped", *WIDE, display=SignalAt(4, signal.SIGTERM)).step == 4
+    run_tiny(tmp_path / "stopped", *WIDE)
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_losses_are_those_of_matrix_products(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    run_tiny(tmp_path / "products", *WIDE)
+    request.getfixturevalue("everywhere")
+    run_tiny(tmp_path / "convolutions", *WIDE)
+    found, expected = losses(tmp_path / "convolutions"), losses(tmp_path / "products")
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert found != expected

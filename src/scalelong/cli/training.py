@@ -56,7 +56,7 @@ Recipe = Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A name, 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a recipe's value.")]
 Out = Annotated[Path | None, typer.Option(help="The run's folder; runs/<recipe>-<method> if not given.")]
 Resume = Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to begin; PATH is a checkpoint.")]
-Compile = Annotated[bool, typer.Option("--compile", help="Compile first: takes a minute, and is faster then.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Compile first, once per size of batch; faster then.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop; nothing is written.")]
 Weights = Annotated[str, typer.Option(metavar="ema|raw", help="The averaged weights, or those of the last step.")]
 

@@ -43,7 +43,7 @@ class Plan:
     seed: int = 0
     sampling: Mapping[str, Any] | None = None
     compile: bool = False
-    """Draw with compiled code; its images may be a grey level apart, and are never mixed with others."""
+    """Draw with compiled code; its images may be a grey level apart, and are not mixed or compared with others."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def evaluate_run(
     for weights in plan.weights:
         features = run_features(run, config, checkpoint, weights, plan, network, share, progress)
         if features is not None and reference is not None:
-            found.append(measure(features, reference, network, config, step=checkpoint.step, weights=weights))
+            facts = {"step": checkpoint.step, "weights": weights, "compiled": plan.compile}
+            found.append(measure(features, reference, network, config, **facts))
     if found:
         record(run.folder, found)
     return found
@@ -129,11 +130,10 @@ def run_features(
     group = "ema" if weights == "ema" else "model"
     facts: Facts = {
         **network_facts(network),
-        "sampler": describe_sampler(config),
+        "sampler": describe_sampler(config, compiled=plan.compile),
         "seed": plan.seed,
         "step": checkpoint.step,
         "model": sha256_of(checkpoint.path / f"{group}.safetensors")[:16],
-        **({"compiled": True} if plan.compile else {}),
     }
     # The number of images is no fact of a block: a later evaluation with more of them goes on with these.
     place = run.folder / "evaluation" / f"step-{checkpoint.step:06d}-{weights}-{short_hash(facts)}"
@@ -156,12 +156,13 @@ def measure(
     *,
     step: int = 0,
     weights: Weights = "ema",
+    compiled: bool = False,
 ) -> Evaluation:
     """Every figure that the reference allows, with the facts that decide what it may be compared with."""
     facts: Facts = {
         **network_facts(network),
         "images": len(features),
-        "sampler": describe_sampler(config),
+        "sampler": describe_sampler(config, compiled=compiled),
         "reference": content_of(reference),
         "reference_images": reference.statistics.count,
     }
@@ -183,7 +184,7 @@ def figures_of(features: Tensor, reference: Reference, distance: str) -> dict[st
     }
 
 
-def describe_sampler(config: Config) -> str:
+def describe_sampler(config: Config, *, compiled: bool = False) -> str:
     """
     >>> from scalelong.training import load_recipe
     >>> describe_sampler(load_recipe("digits"))
@@ -191,7 +192,8 @@ def describe_sampler(config: Config) -> str:
     """
     sampling = config.sampling
     guidance = f", guidance {sampling.guidance:g}" if config.conditional else ""
-    return f"{sampling.sampler}, {min(sampling.steps, config.diffusion.steps)} steps{guidance}"
+    steps = min(sampling.steps, config.diffusion.steps)
+    return f"{sampling.sampler}, {steps} steps{guidance}{', compiled' if compiled else ''}"
 
 
 def content_of(reference: Reference) -> str:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from .config import Config, OptimConfig, TrainingConfig
-from .layout import lay_out
+from .layout import lay_out, take_tokens_as_pixels
 from .sharding import shard
 
 # The devices whose AdamW is one kernel in every supported version of torch.
@@ -120,7 +120,7 @@ def place(network: nn.Module, config: TrainingConfig, accelerator: Any) -> nn.Mo
     sharded = shares_weights(config, accelerator)
     if not sharded:
         # Shards are rows of the plain layout; convolutions follow the layout of the images then.
-        lay_out(network.to(accelerator.device), config)
+        take_tokens_as_pixels(lay_out(network.to(accelerator.device), config))
     if config.compile:
         # In place, so that the names of parameters stay; skips are scaled by now, hooks are traced with the network.
         network.compile()
