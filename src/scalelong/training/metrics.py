@@ -29,7 +29,9 @@ class MetricsLog:
             file.write(line + "\n")
 
     def synced_size(self) -> int:
-        """The length of the file in bytes, once all of it is on the disk."""
+        """The length of the file in bytes, once all of it is on the disk; 0 before its first line."""
+        if not self.path.exists():
+            return 0
         with self.path.open("ab") as file:
             os.fsync(file.fileno())
             return file.tell()

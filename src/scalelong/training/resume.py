@@ -33,10 +33,21 @@ def find_start(run: Run, config: Config, resume: str | Path = "auto") -> Start:
         raise RunError(f"{run.folder} holds a run already: choose another --out, or go on with it (--resume auto)")
     if run.exists:
         check_same_run(run, config)
-    if resume in ("auto", "never"):
-        return Start(run.checkpoints().latest())
-    checkpoint = run.checkpoints().load(Path(resume))
-    own = checkpoint.path.resolve().parent == run.checkpoints().folder.resolve()
-    if run.exists and not own:
-        raise RunError(f"{run.folder} holds a run already: choose another --out to begin one at {resume}")
+    if resume not in ("auto", "never"):
+        return find_named(run, Path(resume))
+    if not run.exists and run.checkpoints().steps():
+        raise RunError(
+            f"{run.folder} was interrupted while it branched off from another run: give its command again with "
+            "--resume CHECKPOINT, or remove the folder"
+        )
+    return Start(run.checkpoints().latest())
+
+
+def find_named(run: Run, path: Path) -> Start:
+    """A checkpoint of the run itself, or one of another run to begin at; a run that has checkpoints keeps to those."""
+    store = run.checkpoints()
+    checkpoint = store.load(path)
+    own = checkpoint.path.resolve().parent == store.folder.resolve()
+    if run.exists and not own and store.steps():
+        raise RunError(f"{run.folder} holds a run already: choose another --out to begin one at {path}")
     return Start(checkpoint, own, named=True)

@@ -31,6 +31,7 @@ except ImportError:  # Windows
 PACKAGES = ("scalelong", "torch", "accelerate", "diffusers", "datasets", "numpy", "safetensors")
 
 LOCK = ".lock"
+CHECKPOINTS = "checkpoints"
 
 # What may differ when a run goes on: nothing that a step computes depends on it.
 FREE = {"name", "description", "data.workers", "data.prepared"} | {
@@ -70,7 +71,7 @@ class Run:
         return MetricsLog(self.folder / "metrics.jsonl")
 
     def checkpoints(self, keep_last: int = 3) -> CheckpointStore:
-        return CheckpointStore(self.folder / "checkpoints", keep_last)
+        return CheckpointStore(self.folder / CHECKPOINTS, keep_last)
 
     @property
     def exists(self) -> bool:
@@ -126,8 +127,13 @@ def check_folder(run: Run) -> None:
         raise RunError(f"{existing} is a file: choose another --out for the run")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise RunError(f"{existing} is not writable: choose another --out for the run")
-    if run.folder.is_dir() and not run.exists and any(not path.name.startswith(".") for path in run.folder.iterdir()):
+    if run.folder.is_dir() and not run.exists and any(map(is_foreign, run.folder.iterdir())):
         raise RunError(f"{run.folder} holds other files and no run: choose a new or empty folder")
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether something in a folder without a recipe cannot have been left by a run that was killed while it began."""
+    return not path.name.startswith(".") and path.name != CHECKPOINTS
 
 
 def check_same_run(run: Run, config: Config) -> None:

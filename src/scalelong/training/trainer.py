@@ -190,6 +190,9 @@ class Trainer:
         """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
         start, config = self.begin, self.config
         size = 0 if start.checkpoint is None else self._load(start.checkpoint)
+        if not start.own:
+            # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
+            self._save()
         if self.quality is not None:
             self.quality.begin(start.step)
         before = last_precision(self.folder) if start.own else None
@@ -215,7 +218,7 @@ class Trainer:
             self.journal.note(f"another precision than before ({before}): set training.precision to keep one")
         if start.checkpoint is not None:
             self.journal.note(f"going on from step {start.step} ({start.checkpoint.path})")
-        if start.checkpoint is None or not start.own:
+        if start.checkpoint is None:
             self._save()
 
     def _load(self, checkpoint: Checkpoint) -> int:
