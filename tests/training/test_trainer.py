@@ -66,10 +66,27 @@ def test_too_many_bad_steps_go_back_to_the_checkpoint_and_on_with_other_batches(
     assert [line["step"] for line in lasting_metrics(tmp_path) if "lr" in line] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8]
 
 
+def test_a_rollback_comes_back_to_the_weights_before_the_first_bad_step(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        tmp_path, "training.max_skipped=2", "training.checkpoint_every=1", "training.keep_last=1", "training.steps=9"
+    )
+    poison(trainer, lambda: trainer.state.step + trainer.state.offset in (4, 5, 6))
+    assert trainer.run().finished
+    (event,) = [line for line in lasting_metrics(tmp_path) if line.get("event") == "rollback"]
+    assert (event["from_step"], event["step"]) == (7, 4)
+
+
+def test_a_checkpoint_that_fell_on_a_bad_step_is_written_after_the_next_good_one(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "training.keep_last=9")
+    poison(trainer, lambda: trainer.state.step == 2)
+    trainer.run()
+    assert Run(tmp_path).checkpoints().steps() == [0, 4, 6, 8]
+
+
 def test_a_run_that_stays_non_finite_ends_with_advice_and_finite_weights(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "training.max_skipped=1", "training.steps=50")
     poison(trainer, lambda: trainer.state.step >= 2)
-    with pytest.raises(TrainingDiverged, match="Lower the learning rate"):
+    with pytest.raises(TrainingDiverged, match="Lower the learning rate.*--resume CHECKPOINT --out OTHER"):
         trainer.run()
     assert all(parameter.isfinite().all() for parameter in trainer.parameters)
     assert lasting_metrics(tmp_path)[-1]["event"] == "diverged"

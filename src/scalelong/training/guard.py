@@ -139,7 +139,8 @@ def advice(event: NonFinite, max_rollbacks: int) -> str:
     return (
         f"training diverged: after {max_rollbacks} rollbacks the numbers were still not finite ({event}). "
         "Lower the learning rate or warm up longer, clip gradients, scale the long skips (scaling.method=cs with a "
-        "smaller kappa), or train in float32; then resume from the last checkpoint."
+        "smaller kappa), or train in float32; other settings begin at the last checkpoint in a folder of their own: "
+        "--resume CHECKPOINT --out OTHER."
     )
 
 

@@ -103,6 +103,7 @@ class Trainer:
         self.journal = Journal(self.accelerator, run.metrics, config.training, display)
         self.signals = StopSignals(several=world > 1)
         self.stopping = False
+        self.saved = start.step  # The step of the last checkpoint.
         self._build_data(rank, world)
         self._build_model()
         self.monitor = self._build_monitor(monitor)
@@ -249,7 +250,7 @@ class Trainer:
             self._draw_samples()
         if self._is_evaluated(step):
             self._evaluate_images()
-        if step % training.checkpoint_every == 0 or last or self.stopping:
+        if last or self.stopping or self._is_saved(step):
             self._save(heldout)
 
     def train_step(self) -> Verdict:
@@ -273,6 +274,11 @@ class Trainer:
         if self.accelerator.num_processes == 1:
             self.stopping = self.signals.received is not None
         return verdict
+
+    def _is_saved(self, step: int) -> bool:
+        """Whether a checkpoint is due; it waits for a good step, as a rollback must not lead back to a bad one."""
+        every = self.config.training.checkpoint_every
+        return self.state.guard.consecutive == 0 and step // every > self.saved // every
 
     def _judge(self, loss: Tensor, grad_norm: Tensor, batch: list[Noised]) -> Verdict:
         step, scaler = self.state.step + 1, self.state.scaler
@@ -336,6 +342,7 @@ class Trainer:
         assert checkpoint is not None, "a run has a checkpoint from its first step on"
         bad = self.state.step
         self.state.roll_back(checkpoint)
+        self.saved = self.state.step
         self.watching.seek(self.state.step)
         if self.quality is not None:
             self.quality.begin(self.state.step)
@@ -395,6 +402,7 @@ class Trainer:
 
     def _save(self, metric: float | None = None) -> None:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
+        self.saved = self.state.step
         streams = stream_positions(self.batches)
         if self.is_main or self.sharded:
             tensors = self.state.tensors(keep=self.is_main)
