@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -134,6 +135,18 @@ def test_a_folder_of_another_run_is_refused_and_unchanged(
     before = contents(tmp_path)
     with pytest.raises(RunError, match=message):
         run_tiny(tmp_path, *overrides, resume=resume)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("resume", ["auto", "foreign"])
+def test_a_run_whose_checkpoints_were_removed_is_refused_and_keeps_its_log(
+    resume: str, whole: Path, tmp_path: Path
+) -> None:
+    run_tiny(tmp_path, "training.steps=2")
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match="has lost its checkpoints.*choose another --out"):
+        run_tiny(tmp_path, resume=whole / "checkpoints" / "step-000003" if resume == "foreign" else resume)
     assert contents(tmp_path) == before
 
 

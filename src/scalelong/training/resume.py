@@ -33,6 +33,7 @@ def find_start(run: Run, config: Config, resume: str | Path = "auto") -> Start:
         raise RunError(f"{run.folder} holds a run already: choose another --out, or go on with it (--resume auto)")
     if run.exists:
         check_same_run(run, config)
+        check_not_lost(run)
     if resume not in ("auto", "never"):
         return find_named(run, Path(resume))
     if not run.exists and run.checkpoints().steps():
@@ -41,6 +42,16 @@ def find_start(run: Run, config: Config, resume: str | Path = "auto") -> Start:
             "--resume CHECKPOINT, or remove the folder"
         )
     return Start(run.checkpoints().latest())
+
+
+def check_not_lost(run: Run) -> None:
+    """Raise if a run has a log but no checkpoint any more: beginning anew, which cuts the log, must be a decision."""
+    log = run.metrics.path
+    if not run.checkpoints().steps() and log.exists() and log.stat().st_size:
+        raise RunError(
+            f"{run.folder} has lost its checkpoints, but {log.name} says that it was trained: put them back to go on "
+            "with it, or choose another --out to begin anew"
+        )
 
 
 def find_named(run: Run, path: Path) -> Start:
