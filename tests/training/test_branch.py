@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from run_cases import assert_same_run, run_tiny
+from run_cases import TINY, assert_same_run, run_tiny
+from typer.testing import CliRunner
 
+from scalelong.cli.commands import app
 from scalelong.files import Files
 from scalelong.training import CheckpointError, Display, Run, RunError
 
@@ -97,3 +100,21 @@ def test_a_run_with_checkpoints_keeps_to_them(start: Path, tmp_path: Path) -> No
     run_tiny(tmp_path, "training.steps=1")
     with pytest.raises(RunError, match="holds a run already: choose another --out"):
         run_tiny(tmp_path, resume=start)
+
+
+@pytest.mark.parametrize(
+    ("override", "difference"),
+    [
+        ("model.embed_dim=32", r"pos_embed is \(1, \d+, 16\) there and \(1, \d+, 32\) here"),
+        ("model.depth=4", r"in_blocks.1.\S+ is absent there and \(\S+ here"),
+    ],
+)
+def test_a_checkpoint_of_another_network_is_refused_in_one_line_that_says_what_differs(
+    override: str, difference: str, start: Path, tmp_path: Path
+) -> None:
+    sets = [part for setting in (*TINY, override) for part in ("--set", setting)]
+    command = ["train", "digits", *sets, "--out", str(tmp_path / "run"), "--resume", str(start)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2, result.output
+    assert re.fullmatch(f"error: {start} holds another network than the recipe's: {difference}.*\n", result.stderr)
+    assert not Run(tmp_path / "run").exists

@@ -17,6 +17,7 @@ from .checkpoint import Checkpoint, CheckpointStore
 from .ema import EMA
 from .flatten import Flat, flatten_optimizer, parameter_names, restore_optimizer
 from .guard import Guard, SpikeDetector
+from .run import RunError
 from .sharding import gather, scatter
 
 
@@ -95,8 +96,9 @@ class TrainState:
         return flatten_optimizer(self.optimizer.state_dict(), parameter_names(self.network, self.optimizer))
 
     def _load_training(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        state = checkpoint.state()
-        self.network.load_state_dict(scatter(checkpoint.tensors("model"), self.network.state_dict()))
+        state, weights, own = checkpoint.state(), checkpoint.tensors("model"), self.network.state_dict()
+        refuse_other_network(checkpoint.path, weights, own)
+        self.network.load_state_dict(scatter(weights, own))
         self.ema.load_state_dict(scatter(checkpoint.tensors("ema"), self.ema.state_dict()), step=state["ema_step"])
         moments, parameters = checkpoint.tensors("optimizer"), dict(self.network.named_parameters())
         # A slot is called `parameter.slot`, and is cut like its parameter.
@@ -108,3 +110,14 @@ class TrainState:
         self.step, self.loss_sum, self.loss_count = state["step"], state["loss_sum"], state["loss_count"]
         self.evaluated = state.get("evaluated", 0)  # Older checkpoints have none.
         return state
+
+
+def refuse_other_network(path: Path, saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise if saved weights are those of another network; the first that differs says in what."""
+    theirs, ours = ({name: tuple(tensor.shape) for name, tensor in weights.items()} for weights in (saved, own))
+    name = next((name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)), None)
+    if name is not None:
+        raise RunError(
+            f"{path} holds another network than the recipe's: {name} is {theirs.get(name, 'absent')} there and "
+            f"{ours.get(name, 'absent')} here. Give the model and scaling settings of the run that it comes from."
+        )
