@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +33,7 @@ from scalelong.data import Batch
 from scalelong.evaluation import Evaluator, periodic
 from scalelong.stability.monitor import SkipMonitor
 from scalelong.stability.readings import storable
-from scalelong.training import read_metrics
+from scalelong.training import due, read_metrics
 from scalelong.training.objective import Noised, Objective
 
 torch.set_num_threads(1)
@@ -102,15 +103,18 @@ def keep_readings(plan: dict[str, Any], rank: int) -> None:
 
 
 def measure_slowly(seconds: float) -> None:
-    """Let the figures of an evaluation take this long, and a collective fail after half of it."""
-    measure = periodic.measure
+    """Let a grid and the figures of an evaluation take this long, and a collective fail after less."""
+    for module, name in ((due, "draw"), (periodic, "measure")):
+        setattr(module, name, delayed(getattr(module, name), seconds))
+    torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=0.7 * seconds)
 
+
+def delayed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     def late(*arguments: Any, **options: Any) -> Any:
         time.sleep(seconds)
-        return measure(*arguments, **options)
+        return function(*arguments, **options)
 
-    periodic.measure = late
-    torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=seconds / 2)
+    return late
 
 
 def poison(batch_index: int) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_cases import contents
 from run_cases import assert_same_run, final_tensors, in_processes, lasting_metrics, run_tiny
 from test_resume import SignalAt
 from torch import Tensor, nn
 
 from scalelong.evaluation import Evaluator, Plan, evaluate_run, read_evaluations
 from scalelong.evaluation import evaluate as evaluating
-from scalelong.training import Display, Result
+from scalelong.training import Display, Result, Run
 
 pytest.importorskip("torchmetrics")
 
@@ -26,7 +27,7 @@ EVALUATED = (
     *("data.heldout_count=1500", "training.steps=6", "sampling.sampler=ddim", "sampling.steps=2"),
     *(f"evaluation.images={IMAGES}", "evaluation.weights=both", "evaluation.every=2", "evaluation.network=net.pt"),
 )
-SLOW = ("training.steps=2", "evaluation.weights=ema")
+SLOW = ("training.steps=2", "evaluation.weights=ema", "training.sample_every=1")
 BOTH = [(step, weights) for step in (2, 4, 6) for weights in ("ema", "raw")]
 
 
@@ -136,6 +137,30 @@ def test_a_signal_stops_an_evaluation_which_is_made_up_for_when_the_run_goes_on(
     assert read_evaluations(tmp_path / "run") == read_evaluations(whole)
 
 
+@pytest.mark.parametrize("step", [4, 6])
+def test_an_evaluation_that_fails_costs_no_step_and_is_made_up_for_once(
+    step: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = Evaluator.evaluate
+
+    def fail_at_step(self: Evaluator, model: nn.Module, at: int, *arguments: Any) -> Any:
+        if at == step:
+            raise MemoryError
+        return evaluate(self, model, at, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(Evaluator, "evaluate", fail_at_step)
+        run_evaluated(tmp_path / "run", "training.checkpoint_every=2")
+    assert Run(tmp_path / "run").checkpoints().steps()[-1] == step
+    resumed = run_evaluated(tmp_path / "run", "training.checkpoint_every=2")
+    assert (resumed.trained, resumed.finished) == (6 - step, True)
+    assert_same_run(tmp_path / "run", whole)
+    assert read_evaluations(tmp_path / "run") == read_evaluations(whole)
+    before = contents(tmp_path / "run")
+    run_evaluated(tmp_path / "run", "training.checkpoint_every=2")
+    assert contents(tmp_path / "run") == before
+
+
 def test_a_run_that_goes_back_to_a_checkpoint_forgets_what_was_evaluated_later(whole: Path, tmp_path: Path) -> None:
     run_evaluated(tmp_path / "run")
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000003"
@@ -154,7 +179,7 @@ def test_a_recipe_that_asks_for_evaluations_is_told_if_there_are_none(tmp_path: 
 def together(place: Path) -> Path:
     """Runs of two processes: `ddp`, the same `killed` twice, and `fsdp`, where every forward pass takes both.
 
-    In `slow`, the first process needs twice as long for an evaluation's figures as collectives wait.
+    In `slow`, the first process needs longer for a grid and for an evaluation's figures than collectives wait.
     """
     before = Path.cwd()
     os.chdir(place)
@@ -164,7 +189,7 @@ def together(place: Path) -> Path:
             {"out": place / "ddp", **plan},
             {"out": place / "killed", "kills": 2, "seed": 1, **plan},
             {"out": place / "fsdp", **plan, "overrides": [*EVALUATED, "training.parallel=fsdp"]},
-            {"out": place / "slow", **plan, "overrides": [*EVALUATED, *SLOW], "measuring_seconds": 10},
+            {"out": place / "slow", **plan, "overrides": [*EVALUATED, *SLOW], "measuring_seconds": 7},
         )
     finally:
         os.chdir(before)
@@ -177,7 +202,11 @@ def test_two_processes_find_what_the_command_finds(kind: str, together: Path) ->
     assert_as_evaluated_afterwards(together / kind)
 
 
-def test_no_process_waits_in_a_collective_for_the_length_of_an_evaluation(together: Path) -> None:
+def test_no_process_waits_in_a_collective_for_the_length_of_a_grid_or_an_evaluation(together: Path) -> None:
+    assert [path.name for path in sorted((together / "slow" / "samples").iterdir())] == [
+        "step-000001.png",
+        "step-000002.png",
+    ]
     assert [one.step for one in read_evaluations(together / "slow")] == [2]
 
 

@@ -116,7 +116,7 @@ def test_training_lowers_the_held_out_loss_of_raw_and_averaged_weights(tmp_path:
 def test_the_best_checkpoint_by_held_out_loss_is_kept(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "training.eval_every=1", "training.checkpoint_every=1", "training.keep_last=1")
     values = iter([9.0, 9.0, 1.0, 1.0, *[5.0] * 12])
-    trainer.heldout.loss = lambda model: next(values)
+    trainer.due.heldout.loss = lambda model: next(values)
     trainer.run()
     assert Run(tmp_path).checkpoints().steps() == [2, 8]
 

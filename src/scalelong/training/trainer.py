@@ -15,30 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.prepare import Share
 from .build import build_model, build_process
 from .checkpoint import Checkpoint
-from .conditions import Condition, conditioning_of, spread_labels
+from .conditions import conditioning_of
 from .config import Config
 from .display import Display
+from .due import Due, is_finished
 from .ema import EMA
 from .engine import build_accelerator, build_optimizer, check_shares, learning_rate, place, shares_weights, wrap
 from .guard import Guard, TrainingDiverged, Verdict
-from .heldout import HeldOut
 from .inputs import open_inputs, stream_positions
 from .journal import Journal
 from .objective import Noised, Objective
-from .pictures import save_grid
-from .quality import MakeEvaluator, Quality, plain
+from .quality import MakeEvaluator
 from .resume import Start, find_start
 from .run import Run, RunError, environment, last_precision
-from .sampling import draw, heldout_condition
 from .sharding import whole, without_exchange
 from .signals import StopSignals
 from .state import TrainState
 from .watching import MakeMonitor, Watching
-
-GRID_IMAGES = 64
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ def train(
     """
     run = Run(Path(out))
     start = find_start(run, config, resume)
-    if start.step >= config.training.steps:
+    if is_finished(config, start, evaluates=evaluate is not None):
         return Result(run.folder, start.step, config.training.steps, trained=0)
     trainer = Trainer(config, run, start, display=display, monitor=monitor, evaluate=evaluate)
     try:
@@ -108,7 +103,15 @@ class Trainer:
         self._build_model()
         self.monitor = self._build_monitor(monitor)
         self.watching = Watching(self.monitor, self.journal)
-        self.quality = self._build_quality(evaluate)
+        self.due = Due(
+            config,
+            run,
+            self.state,
+            self.journal,
+            inputs=self.inputs,
+            conditioning=self.conditioning,
+            evaluate=evaluate,
+        )
         self.store = run.checkpoints(config.training.keep_last)
 
     def _build_data(self, rank: int, world: int) -> None:
@@ -119,17 +122,6 @@ class Trainer:
         self.conditioning = conditioning_of(config, self.inputs.empty_text)
         own, channels_last = self.batches.own, config.training.channels_last
         self.objective = Objective(process, self.conditioning, config.seed, batch_size, own, channels_last)
-        self.heldout = HeldOut(
-            self.inputs.heldout,
-            process,
-            self.conditioning,
-            seed=config.seed,
-            batch_size=batch_size,
-            rank=rank,
-            world=world,
-            add=lambda total: self.accelerator.reduce(total, "sum"),
-            device=self.device,
-        )
 
     def _build_model(self) -> None:
         config = self.config
@@ -148,19 +140,6 @@ class Trainer:
             return None
         return make(self.model, every=every, probe_every=10 * every, scaler=self.accelerator.scaler)
 
-    def _build_quality(self, evaluate: MakeEvaluator | None) -> Quality | None:
-        config = self.config.evaluation
-        if evaluate is None or config.every is None:
-            return None
-        evaluator = evaluate(
-            self.config,
-            self.folder.folder,
-            (self.conditioning, self._condition(config.images)),
-            share=Share(self.accelerator.process_index, self.accelerator.num_processes),
-            together=self.sharded,
-        )
-        return Quality(evaluator, config, self.network, self.state.ema, self.journal, sharded=self.sharded)
-
     def run(self) -> Result:
         """Train to the end, or until a signal comes; returns how far it came."""
         # Dropout draws from the global generators, which are the caller's.
@@ -175,8 +154,7 @@ class Trainer:
         self.journal.start(first)
         try:
             with self.signals, self.watching.running():
-                if self.state.evaluated != first and self._is_evaluated(first):
-                    self._evaluate_images()  # A signal stopped it before.
+                self._make_up()
                 while self.state.step < steps and not self.stopping:
                     self._advance()
         finally:
@@ -194,8 +172,7 @@ class Trainer:
         if not start.own:
             # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
             self._save()
-        if self.quality is not None:
-            self.quality.begin(start.step)
+        self.due.begin(start.step)
         before = last_precision(self.folder) if start.own else None
         self.accelerator.wait_for_everyone()
         if self.is_main:
@@ -213,7 +190,7 @@ class Trainer:
         self.journal.begin(config)
         if config.training.monitor_every is not None and self.monitor is None:
             self.journal.note("training.monitor_every: nothing is read, as train() got no monitor=SkipMonitor")
-        if config.evaluation.every is not None and self.quality is None:
+        if config.evaluation.every is not None and self.due.quality is None:
             self.journal.note("evaluation.every: nothing is evaluated, as train() got no evaluate=Evaluator.open")
         if before not in (None, self.accelerator.mixed_precision):
             self.journal.note(f"another precision than before ({before}): set training.precision to keep one")
@@ -245,13 +222,32 @@ class Trainer:
         last = step == training.steps
         if step % training.log_every == 0 or last:
             self._log(verdict.grad_norm)
-        heldout = self._heldout_loss() if is_due(training.eval_every, step, last) else None
-        if is_due(training.sample_every, step, last):
-            self._draw_samples()
-        if self._is_evaluated(step):
-            self._evaluate_images()
-        if last or self.stopping or self._is_saved(step):
+        heldout = self.due.heldout_loss()
+        # Before what takes long or may fail, so that neither costs the steps since the last checkpoint.
+        saved = last or self.stopping or self._is_saved(step)
+        if saved:
             self._save(heldout)
+        if not self.stopping:
+            self.due.samples()
+        if self.due.owes_evaluation() and self._evaluate() == saved:
+            self._save(heldout)  # It knows of the evaluation now; or the run was stopped after a step not saved yet.
+
+    def _make_up(self) -> None:
+        """Do what was due after the step that the run goes on from, if it was stopped or killed before that."""
+        start = self.begin
+        if start.own and self.state.step < self.config.training.steps:
+            self.due.missing_samples()
+        if self.due.owes_evaluation() and self._evaluate():
+            self._save(start.checkpoint.metric if start.checkpoint is not None and start.own else None)
+
+    def _evaluate(self) -> bool:
+        """Evaluate drawn images; a signal stops it, and then the run, which makes up for it when it goes on."""
+        if not self.stopping and self.due.evaluate(lambda: self.signals.received is not None):
+            return True
+        self.stopping = True
+        if self.state.step == self.config.training.steps:
+            self.journal.note(f"the last step was not evaluated: scalelong evaluate {self.folder.folder}")
+        return False
 
     def train_step(self) -> Verdict:
         """Forward, backward and, if the guard agrees, an update; the step counts in either case."""
@@ -344,8 +340,7 @@ class Trainer:
         self.state.roll_back(checkpoint)
         self.saved = self.state.step
         self.watching.seek(self.state.step)
-        if self.quality is not None:
-            self.quality.begin(self.state.step)
+        self.due.begin(self.state.step)
         self.journal.record(self.state.step, {"event": "rollback", "from_step": bad})
         self.journal.note(f"went back from step {bad} to the checkpoint of step {checkpoint.step}")
 
@@ -356,49 +351,6 @@ class Trainer:
         state.loss_sum, state.loss_count = 0.0, 0
         rate = learning_rate(self.config.optim, state.step - 1)
         self.journal.log(state.step, loss=loss, lr=rate, grad_norm=grad_norm)
-
-    def _heldout_loss(self) -> float:
-        """The held-out loss of the averaged weights, by which the best checkpoint is kept; shards stay as they are."""
-        with nullcontext() if self.sharded else plain(self.network):
-            raw = self.heldout.loss(self.network)
-            with self.state.ema.swap(self.network):
-                averaged = self.heldout.loss(self.network)
-        self.journal.record(self.state.step, {"heldout_loss": raw, "heldout_loss_ema": averaged})
-        self.journal.note(f"step {self.state.step}: held-out loss {raw:.4f}, averaged weights {averaged:.4f}")
-        return averaged
-
-    def _draw_samples(self) -> None:
-        """A grid of images from the averaged weights, always of the same noise; shards need every process for it."""
-        if self.is_main or self.sharded:
-            with self.state.ema.swap(self.network.eval()):
-                condition = self._condition(GRID_IMAGES)
-                images = draw(self.network, self.config, self.conditioning, condition, count=GRID_IMAGES)
-            self.network.train()
-            if self.is_main:
-                save_grid(images, self.folder.samples / f"step-{self.state.step:06d}.png")
-        self.accelerator.wait_for_everyone()
-
-    def _is_evaluated(self, step: int) -> bool:
-        """Whether the images of a step are to be evaluated."""
-        last = step == self.config.training.steps
-        return step > 0 and self.quality is not None and is_due(self.config.evaluation.every, step, last)
-
-    def _evaluate_images(self) -> None:
-        """How good drawn images are; a signal stops it, and then the run, which evaluates this step when it goes on."""
-        assert self.quality is not None
-        state = self.state
-        if not self.stopping and self.quality.evaluate(state.step, lambda: self.signals.received is not None):
-            state.evaluated = state.step
-            return
-        self.stopping = True
-        if state.step == self.config.training.steps:
-            self.journal.note(f"the last step was not evaluated: scalelong evaluate {self.folder.folder}")
-
-    def _condition(self, count: int) -> Condition:
-        """Class after class, or the captions of held-out images."""
-        if self.config.text is None:
-            return spread_labels(self.config, count)
-        return heldout_condition(self.inputs, self.conditioning, count)
 
     def _save(self, metric: float | None = None) -> None:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
@@ -411,7 +363,3 @@ class Trainer:
                 windows = self.watching.state_dict()
                 self.state.save(self.store, tensors, metrics_size=size, data=streams, metric=metric, monitor=windows)
         self.accelerator.wait_for_everyone()
-
-
-def is_due(every: int | None, step: int, last: bool) -> bool:
-    return every is not None and (step % every == 0 or last)
