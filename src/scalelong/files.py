@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,16 @@ from torch import Tensor
 
 CHUNK = 1 << 20
 
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+
 
 class Damaged(Exception):
     """Why a file is not, or a folder does not hold, what was written."""
+
+
+class WriteError(OSError):
+    """A file that could not be written: the message says which, why, and what to do."""
 
 
 class Files:
@@ -56,20 +65,47 @@ class Files:
         shutil.rmtree(path)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """For writing a file: the system does not say which one it was when the disk is full, nor what to do."""
+    try:
+        yield
+    except OSError as error:
+        free = free_space(path)
+        space = "" if free is None or error.errno not in NO_SPACE else f", {human_size(free)} are free"
+        reason = f"{error.strerror or error}{space}"
+        raise WriteError(f"could not write {path}: {reason}. {advice_for(error.errno)}") from error
+
+
+def advice_for(number: int | None) -> str:
+    """What to do about an error of the system."""
+    if number in NO_SPACE:
+        return "Free some space, then give the command again."
+    if number in NO_ACCESS:
+        return "Choose a folder that you can write to."
+    return "Check the disk, then give the command again."
+
+
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a file under a temporary name, sync it and give it its name: it is complete or not there."""
     # Named after the process: two that write the same file must not write into each other's.
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     files = Files()
     try:
-        write(temporary)
-        # Some libraries make files that nobody else may read.
-        temporary.chmod(0o666 & ~current_umask())
-        files.sync(temporary)
-        os.replace(temporary, path)
-        files.sync(path.parent)
+        with writing(path):
+            write(temporary)
+            # Some libraries make files that nobody else may read.
+            temporary.chmod(0o666 & ~current_umask())
+            files.sync(temporary)
+            os.replace(temporary, path)
+            files.sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8 that is complete or, as before, the old one."""
+    write_whole(path, lambda temporary: Files().write_bytes(temporary, text.encode()))
 
 
 def current_umask() -> int:

@@ -6,7 +6,6 @@ It is written under a temporary name, synced and renamed; only then are older on
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import os
@@ -18,7 +17,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .files import Damaged, Files, describe, free_space, human_size, import_safetensors, to_json
+from ..files import (
+    NO_SPACE,
+    Damaged,
+    Files,
+    advice_for,
+    describe,
+    free_space,
+    human_size,
+    import_safetensors,
+    to_json,
+)
 from .manifest import (
     GROUP_NAME,
     MANIFEST,
@@ -41,9 +50,6 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 TEMPORARY = ".tmp-"
 REPLACED = ".replaced-"
 FOLDER_NAME = re.compile(rf"({re.escape(REPLACED)})?step-(\d{{6,}})")
-
-NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 
 
 class Folder(NamedTuple):
@@ -228,18 +234,11 @@ class CheckpointStore:
         needed = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
         free = free_space(self.folder)
         space = f"it needs {human_size(needed)}" + ("" if free is None else f", {human_size(free)} are free")
+        fewer = "Free some space or keep fewer checkpoints, then resume."
         return (
             f"could not save the checkpoint of step {step} in {self.folder}: {error.strerror or error}; {space}. "
-            f"Older checkpoints are intact. {advice_for(error.errno)}"
+            f"Older checkpoints are intact. {fewer if error.errno in NO_SPACE else advice_for(error.errno)}"
         )
-
-
-def advice_for(number: int | None) -> str:
-    if number in NO_SPACE:
-        return "Free some space or keep fewer checkpoints, then resume."
-    if number in NO_ACCESS:
-        return "Choose a folder that you can write to."
-    return "Check the disk, then resume."
 
 
 def finite_or_none(metric: float | None) -> float | None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files import writing
+
 TIMES = ("seconds", "images_per_second")
 """The fields that differ between two runs of the same recipe."""
 
@@ -25,21 +27,22 @@ class MetricsLog:
 
     def write(self, record: Mapping[str, Any]) -> None:
         line = json.dumps({key: storable(value) for key, value in record.items()}, ensure_ascii=False)
-        with self.path.open("a", encoding="utf-8") as file:
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def synced_size(self) -> int:
         """The length of the file in bytes, once all of it is on the disk; 0 before its first line."""
         if not self.path.exists():
             return 0
-        with self.path.open("ab") as file:
+        with writing(self.path), self.path.open("ab") as file:
             os.fsync(file.fileno())
             return file.tell()
 
     def cut(self, size: int) -> None:
         """Drop what came after `size` bytes, a line that was written in part included."""
         if self.path.exists() and self.path.stat().st_size > size:
-            os.truncate(self.path, size)
+            with writing(self.path):
+                os.truncate(self.path, size)
 
     def last_step(self) -> int:
         """The step of the last line, 0 if there is none."""

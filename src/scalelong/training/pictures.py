@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ..files import writing
+
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
@@ -51,11 +53,16 @@ def save_grid(images: Tensor, path: Path) -> None:
 
 
 def save_picture(picture: Picture, path: Path) -> None:
-    """Write a PNG under a temporary name first, so that there is never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a PNG under a temporary name first, so that there is never half of one.
+
+    Not by `write_whole`: it would wait for the disk at each of many thousand images, and what a killed process leaves
+    behind has to be replaced by the next, which draws the image again.
+    """
     temporary = path.with_name(f".tmp-{path.name}")
     try:
-        picture.save(temporary, format="PNG")
-        os.replace(temporary, path)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(temporary, format="PNG")
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

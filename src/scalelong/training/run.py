@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..files import write_whole
+from ..files import replace_text
 from .checkpoint import CheckpointStore
 from .config import Config, EvaluationConfig
 from .metrics import MetricsLog
@@ -157,14 +157,6 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in nested.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
-
-
-def replace_text(path: Path, text: str) -> None:
-    write_whole(path, lambda temporary: write_text(temporary, text))
-
-
-def write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def environment(*, seed: int, step: int, device: torch.device, processes: int, precision: str) -> dict[str, Any]:

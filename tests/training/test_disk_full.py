@@ -1,0 +1,62 @@
+"""A full disk is told in one line that names the file, whichever write it was that found no room."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_cases import TINY
+from typer.testing import CliRunner
+
+from scalelong.cli.commands import app
+from scalelong.files import Files, WriteError, replace_text
+from scalelong.training.metrics import MetricsLog
+from scalelong.training.pictures import save_grid
+
+FULL = Path("/dev/full")
+
+
+def no_room(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")  # As the system says it: without the name of the file.
+
+
+def message(path: Path) -> str:
+    return rf"could not write {path}: No space left on device, [\d.]+ \w+ are free\. Free some space, then .* again\."
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="the system has no device that is always full")
+def test_a_line_of_the_log_that_finds_no_room_names_the_log() -> None:
+    with pytest.raises(WriteError, match=message(FULL)):
+        MetricsLog(FULL).write({"step": 1})
+
+
+@pytest.mark.parametrize(
+    ("patched", "write"),
+    [
+        ("scalelong.files.Files.write_bytes", lambda path: replace_text(path, "text")),
+        ("PIL.Image.Image.save", lambda path: save_grid(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), path)),
+    ],
+)
+def test_a_file_that_finds_no_room_is_named_and_the_old_one_stays(
+    patched: str, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    monkeypatch.setattr(patched, no_room)
+    with pytest.raises(WriteError, match=message(path)):
+        write(path)
+    assert [found.name for found in tmp_path.iterdir()] == ["file"] and path.read_text() == "old"
+
+
+def test_a_run_that_cannot_write_its_recipe_says_which_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(Files, "write_bytes", no_room)
+    sets = [part for override in TINY for part in ("--set", override)]
+    result = CliRunner().invoke(app, ["train", "digits", *sets, "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2, result.output
+    assert re.fullmatch(f"error: {message(tmp_path / 'run' / 'config.yaml')}\n", result.stderr), result.stderr
