@@ -1,15 +1,18 @@
 """A program that trains in child processes, and kills them with SIGKILL at random moments.
 
 `python killed_runs.py '[{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1,
-"averages": true, "readings": true, "evaluate": true, "measuring_seconds": 6}]'`
+"averages": true, "readings": true, "evaluate": true, "measuring_seconds": 6, "code": 2, "failing_rank": 0,
+"fails_at": "scalelong.files.Files.rename"}]'`
 
 The children are forked, because importing everything anew for each of them would take most of the time.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import pkgutil
 import random
 import signal
 import sys
@@ -26,9 +29,10 @@ import diffusers  # noqa: F401
 import sklearn.datasets  # noqa: F401
 import torch
 import torch._dynamo
-from run_cases import free_port, make_trainer, run_tiny, tiny
+from run_cases import TINY, free_port, make_trainer, run_tiny, tiny
 from safetensors.torch import save_file
 
+from scalelong.cli.commands import app
 from scalelong.data import Batch
 from scalelong.evaluation import Evaluator, periodic
 from scalelong.stability.monitor import SkipMonitor
@@ -51,8 +55,8 @@ def main(plans: list[dict[str, Any]]) -> None:
                 os.kill(child, signal.SIGKILL)
             for child in children:
                 os.waitpid(child, 0)
-        codes = [os.waitpid(child, 0)[1] for child in start(plan)]
-        if any(codes):
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in start(plan)]
+        if any(code != plan.get("code", 0) for code in codes):
             sys.exit(f"the run in {out} failed: {codes}")
 
 
@@ -73,8 +77,12 @@ def fork(plan: dict[str, Any], rank: int, port: int) -> int:
         measure_slowly(plan["measuring_seconds"])
     if rank == plan.get("poisoned_rank"):
         poison(batch_index=3)
+    if plan.get("fails_at") and rank == plan["failing_rank"]:
+        fail_at(plan["fails_at"])
     try:
-        if plan.get("averages"):
+        if "code" in plan:
+            os._exit(run_command(plan, rank))
+        elif plan.get("averages"):
             keep_averages(plan, rank)
         elif plan.get("readings"):
             keep_readings(plan, rank)
@@ -85,6 +93,30 @@ def fork(plan: dict[str, Any], rank: int, port: int) -> int:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def run_command(plan: dict[str, Any], rank: int) -> int:
+    """`scalelong train` as a user runs it; what it says on stderr is kept beside the run. Returns the exit code."""
+    sets = [part for override in (*TINY, *plan.get("overrides", [])) for part in ("--set", override)]
+    with open(f"{plan['out']}-said-{rank}", "w", encoding="utf-8") as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            app(["train", "digits", *sets, "--out", str(plan["out"])])
+        except SystemExit as end:
+            return int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
+    return 1
+
+
+def fail_at(name: str) -> None:
+    """Let a method, given as `module.Class.method`, find no room on the disk."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    place, _, method = name.rpartition(".")
+    setattr(pkgutil.resolve_name(place), method, full)
 
 
 def keep_averages(plan: dict[str, Any], rank: int) -> None:

@@ -154,6 +154,12 @@ def test_a_full_disk_fails_in_one_line_and_older_checkpoints_are_intact(
     assert run("train", "--out", tmp_path).exit_code == 0
 
 
+def test_what_fails_in_another_process_than_the_first_is_told_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr("scalelong.cli.errors.FIRST_SPEAKS_SECONDS", 0.0)
+    assert_fails(run("train", "nothing"), "process 3: there is no recipe 'nothing'")
+
+
 def test_sample_writes_images_and_a_grid_that_depend_on_the_seed_alone(tmp_path: Path) -> None:
     run_tiny(tmp_path)
     result = run("sample", tmp_path, "-n", 3, "--steps", 4, "--seed", 5)

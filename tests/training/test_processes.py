@@ -60,6 +60,40 @@ def test_all_processes_skip_a_step_that_is_non_finite_in_one_and_name_its_origin
     assert all(tensor.isfinite().all() for tensor in final_tensors(runs / "poisoned").values())
 
 
+ALONE = {
+    "save": ("scalelong.files.Files.write_tensors", 0, "could not save the checkpoint of step 0"),
+    "lock": ("scalelong.training.run.Run.locked", 0, "No space left on device"),
+    "tracker": ("accelerate.tracking.TensorBoardTracker.start", 0, "could not start tensorboard"),
+    "log": ("scalelong.training.metrics.MetricsLog.write", 0, "No space left on device"),
+    "data": ("scalelong.data.loader.Batches.at", 1, "No space left on device"),
+}
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two processes by the command line, in each of which one fails alone."""
+    folder = tmp_path_factory.mktemp("failures")
+    plan = {"processes": 2, "code": 2, "overrides": ["training.trackers=[tensorboard]"]}
+    in_processes(
+        *(
+            {"out": folder / kind, "fails_at": name, "failing_rank": rank, **plan}
+            for kind, (name, rank, _) in ALONE.items()
+        )
+    )
+    return folder
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_process_that_fails_alone_says_why_and_the_other_ends_with_one_line_too(kind: str, failures: Path) -> None:
+    _, failing, message = ALONE[kind]
+    said = [(failures / f"{kind}-said-{rank}").read_text() for rank in range(2)]
+    prefixes = ["error: ", "error: process 1: "]
+    for rank, text in enumerate(said):
+        assert text.startswith(prefixes[rank]) and text.count("\n") == 1, text
+    assert message in said[failing]
+    assert "another process of this run" in said[1 - failing]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
 
+# What fails in every process fails in the first, which speaks at once; the launcher then ends the others.
+FIRST_SPEAKS_SECONDS = 1.0
+
 
 def fail(message: str) -> NoReturn:
-    if is_first_process():
-        typer.echo(f"error: {' '.join(message.split())}", err=True)
+    line = " ".join(message.split())
+    if not is_first_process():
+        time.sleep(FIRST_SPEAKS_SECONDS)
+        line = f"process {os.environ['RANK']}: {line}"
+    typer.echo(f"error: {line}", err=True)
     sys.exit(2)
 
 

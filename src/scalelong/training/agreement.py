@@ -1,14 +1,19 @@
-"""What the processes of a run decide alike."""
+"""What the processes of a run decide alike, and how they end when one of them fails."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from time import sleep
 from typing import Any
 
 import torch
+from torch.distributed import DistError
 
 from .run import RunError
+
+# How long a process that was left alone is silent: the one that left says why, and should be read first.
+LEFT_ALONE_SECONDS = 3.0
 
 
 def in_any(accelerator: Any, flag: bool) -> bool:
@@ -30,3 +35,16 @@ def all_or_none(accelerator: Any) -> Iterator[None]:
         raise
     if in_any(accelerator, False):
         raise RunError("another process of this run failed, and says why; this one stops with it")
+
+
+@contextmanager
+def in_contact() -> Iterator[None]:
+    """For all that processes do together: one that others have left says so, whatever it waited for them in."""
+    try:
+        yield
+    except RuntimeError as error:
+        # The backend of CPUs has no class of errors for it.
+        if not isinstance(error, DistError) and "gloo" not in str(error):
+            raise
+        sleep(LEFT_ALONE_SECONDS)
+        raise RunError("another process of this run has ended, so that this one cannot go on") from error

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import SIGTERM
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .agreement import all_or_none, in_contact
 from .build import build_model, build_process
 from .checkpoint import Checkpoint
 from .conditions import conditioning_of
@@ -69,11 +70,12 @@ def train(
     start = find_start(run, config, resume)
     if is_finished(config, start, evaluates=evaluate is not None):
         return Result(run.folder, start.step, config.training.steps, trained=0)
-    trainer = Trainer(config, run, start, display=display, monitor=monitor, evaluate=evaluate)
-    try:
-        return trainer.run()
-    finally:
-        trainer.accelerator.end_training()
+    with in_contact():
+        trainer = Trainer(config, run, start, display=display, monitor=monitor, evaluate=evaluate)
+        try:
+            return trainer.run()
+        finally:
+            trainer.accelerator.end_training()
 
 
 class Trainer:
@@ -144,7 +146,10 @@ class Trainer:
         """Train to the end, or until a signal comes; returns how far it came."""
         # Dropout draws from the global generators, which are the caller's.
         devices = [self.device] if self.device.type == "cuda" else []
-        with self.folder.locked() if self.is_main else nullcontext(), torch.random.fork_rng(devices):
+        with ExitStack() as held, torch.random.fork_rng(devices):
+            with all_or_none(self.accelerator):
+                if self.is_main:
+                    held.enter_context(self.folder.locked())
             return self._run()
 
     def _run(self) -> Result:
@@ -172,22 +177,12 @@ class Trainer:
         if not start.own:
             # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
             self._save()
-        self.due.begin(start.step)
         before = last_precision(self.folder) if start.own else None
-        self.accelerator.wait_for_everyone()
-        if self.is_main:
-            facts = environment(
-                seed=config.seed,
-                step=start.step,
-                device=self.device,
-                processes=self.accelerator.num_processes,
-                precision=self.accelerator.mixed_precision,
-            )
-            self.folder.begin(config, facts)
-            self.journal.metrics.cut(size if start.own else 0)
-            if start.named:
-                self.store.discard_after(start.step)
-        self.journal.begin(config)
+        with all_or_none(self.accelerator):
+            self.due.begin(start.step)
+            if self.is_main:
+                self._write_begin(size)
+            self.journal.begin(config)
         if config.training.monitor_every is not None and self.monitor is None:
             self.journal.note("training.monitor_every: nothing is read, as train() got no monitor=SkipMonitor")
         if config.evaluation.every is not None and self.due.quality is None:
@@ -198,6 +193,21 @@ class Trainer:
             self.journal.note(f"going on from step {start.step} ({start.checkpoint.path})")
         if start.checkpoint is None:
             self._save()
+
+    def _write_begin(self, metrics_size: int) -> None:
+        """Write what the run is and where it goes on, and drop what came after that."""
+        start, config = self.begin, self.config
+        facts = environment(
+            seed=config.seed,
+            step=start.step,
+            device=self.device,
+            processes=self.accelerator.num_processes,
+            precision=self.accelerator.mixed_precision,
+        )
+        self.folder.begin(config, facts)
+        self.journal.metrics.cut(metrics_size if start.own else 0)
+        if start.named:
+            self.store.discard_after(start.step)
 
     def _load(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint; returns the size that metrics.jsonl had."""
@@ -356,10 +366,11 @@ class Trainer:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
         self.saved = self.state.step
         streams = stream_positions(self.batches)
-        if self.is_main or self.sharded:
+        with all_or_none(self.accelerator):
+            if not self.is_main and not self.sharded:
+                return
             tensors = self.state.tensors(keep=self.is_main)
             if self.is_main:
                 size = self.journal.metrics.synced_size()
                 windows = self.watching.state_dict()
                 self.state.save(self.store, tensors, metrics_size=size, data=streams, metric=metric, monitor=windows)
-        self.accelerator.wait_for_everyone()
