@@ -114,6 +114,21 @@ def test_a_named_checkpoint_is_where_a_run_goes_on(whole: Path, tmp_path: Path) 
     assert_same_run(tmp_path / "run", whole)
 
 
+def test_a_run_interrupted_while_it_goes_back_to_a_named_checkpoint_ends_as_one_never_stopped(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run_tiny(tmp_path / "run", "training.steps=6")
+    for moment in ("scalelong.training.CheckpointStore.discard_after", "scalelong.training.metrics.MetricsLog.cut"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(moment, interrupt)
+            run_tiny(tmp_path / "run", resume=tmp_path / "run" / "checkpoints" / "step-000003")
+    run_tiny(tmp_path / "run")
+    assert_same_run(tmp_path / "run", whole)
+
+
 def test_a_run_begins_in_a_new_folder_at_a_checkpoint_of_another(whole: Path, tmp_path: Path) -> None:
     run_tiny(tmp_path, resume=whole / "checkpoints" / "step-000006")
     assert [line["step"] for line in lasting_metrics(tmp_path)] == [7, 8]

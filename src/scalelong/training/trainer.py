@@ -195,8 +195,12 @@ class Trainer:
             self._save()
 
     def _write_begin(self, metrics_size: int) -> None:
-        """Write what the run is and where it goes on, and drop what came after that."""
+        """Drop what came after the step that the run goes on from, and write what the run is."""
         start, config = self.begin, self.config
+        if start.named:
+            # Before the log is cut: a kill in between would leave a later checkpoint without the log that led to it.
+            self.store.discard_after(start.step)
+        self.journal.metrics.cut(metrics_size if start.own else 0)
         facts = environment(
             seed=config.seed,
             step=start.step,
@@ -205,9 +209,6 @@ class Trainer:
             precision=self.accelerator.mixed_precision,
         )
         self.folder.begin(config, facts)
-        self.journal.metrics.cut(metrics_size if start.own else 0)
-        if start.named:
-            self.store.discard_after(start.step)
 
     def _load(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint; returns the size that metrics.jsonl had."""
