@@ -1,4 +1,4 @@
-"""A program that trains in child processes, and kills them with SIGKILL at random moments.
+"""A program that trains in child processes, and kills them with SIGKILL at random steps, and once while they start.
 
 `python killed_runs.py '[{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1,
 "averages": true, "readings": true, "evaluate": true, "measuring_seconds": 6, "code": 2, "failing_rank": 0,
@@ -37,7 +37,7 @@ from scalelong.data import Batch
 from scalelong.evaluation import Evaluator, periodic
 from scalelong.stability.monitor import SkipMonitor
 from scalelong.stability.readings import storable
-from scalelong.training import due, read_metrics
+from scalelong.training import Run, due
 from scalelong.training.objective import Noised, Objective
 
 torch.set_num_threads(1)
@@ -45,19 +45,62 @@ torch.set_num_threads(1)
 
 def main(plans: list[dict[str, Any]]) -> None:
     for plan in plans:
-        out, overrides = Path(plan["out"]), plan.get("overrides", [])
-        chance = random.Random(plan.get("seed", 0))
-        for _ in range(plan.get("kills", 0)):
-            children = start(plan)
-            wait_for_step(out, chance.randint(1, tiny(*overrides).training.steps - 1), children)
-            time.sleep(chance.uniform(0, 0.05))
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-            for child in children:
-                os.waitpid(child, 0)
+        kills, chance = plan.get("kills", 0), random.Random(plan.get("seed", 0))
+        hits = sum(kill_at_a_step(plan, chance) for _ in range(kills))
+        # A machine that is busy with other things may let a run finish before the kill comes.
+        if 2 * hits < kills:
+            sys.exit(f"only {hits} of {kills} kills hit a step of the run in {plan['out']}")
+        if kills:
+            kill_at_start(plan, chance)
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in start(plan)]
         if any(code != plan.get("code", 0) for code in codes):
-            sys.exit(f"the run in {out} failed: {codes}")
+            sys.exit(f"the run in {plan['out']} failed: {codes}")
+
+
+def kill_at_a_step(plan: dict[str, Any], chance: random.Random) -> bool:
+    """Start the run, and kill it a few steps further on; whether it was still training by then."""
+    out, before = Path(plan["out"]), len(starts_of(Path(plan["out"])))
+    children = start(plan)
+    if not wait(children, lambda: len(starts_of(out)) > before):
+        return kill(children)
+    # By now the log ends where the run goes on: what it shows from here on is of these children.
+    first, steps = starts_of(out)[-1]["step"], tiny(*plan.get("overrides", [])).training.steps
+    target = chance.randint(first + 1, max(first + 1, min(first + 4, steps - 2)))
+    wait(children, lambda: reached(out) >= target)
+    time.sleep(chance.uniform(0, 0.02))
+    return kill(children)
+
+
+def kill_at_start(plan: dict[str, Any], chance: random.Random) -> None:
+    children = start(plan)
+    time.sleep(chance.uniform(0, 0.5))
+    kill(children)
+
+
+def kill(children: list[int]) -> bool:
+    """Kill processes that may have ended by themselves; whether all of them were still running."""
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    return all([os.WIFSIGNALED(os.waitpid(child, 0)[1]) for child in children])
+
+
+def wait(children: list[int], condition: Callable[[], bool]) -> bool:
+    """Wait until a condition holds; False if a child has ended before."""
+    while not condition():
+        if any(os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) for child in children):
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def starts_of(out: Path) -> list[dict[str, Any]]:
+    """What the run's folder says about each time that the run was begun or gone on with."""
+    file = Run(out).environment_file
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+
+
+def reached(out: Path) -> int:
+    return Run(out).metrics.last_step()
 
 
 def start(plan: dict[str, Any]) -> list[int]:
@@ -158,15 +201,6 @@ def poison(batch_index: int) -> None:
         return replace(noised, noise=noised.noise * float("nan")) if batch.step == batch_index else noised
 
     Objective.noise = noise
-
-
-def wait_for_step(out: Path, step: int, children: list[int]) -> None:
-    """Return once the log has reached a step, or a child has ended."""
-    log = out / "metrics.jsonl"
-    while not (log.exists() and any(line["step"] >= step for line in read_metrics(log))):
-        if any(os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) for child in children):
-            return
-        time.sleep(0.002)
 
 
 if __name__ == "__main__":
