@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_cases import contents, flip_bit
-from run_cases import assert_same_run, final_tensors, lasting_metrics, run_tiny, tiny
+from run_cases import assert_same_run, final_tensors, lasting_metrics, make_trainer, run_tiny, tiny
 
 from scalelong.training import Display, Run, RunError
 from scalelong.training.signals import StopSignals
@@ -101,6 +101,13 @@ def test_a_damaged_newest_checkpoint_is_left_for_the_one_before(
     assert_same_run(tmp_path / "run", whole)
 
 
+def test_a_damaged_checkpoint_does_not_count_among_the_last_ones_that_are_kept(tmp_path: Path) -> None:
+    run_tiny(tmp_path, "training.keep_last=2", display=SignalAt(5, signal.SIGTERM))
+    flip_bit(tmp_path / "checkpoints" / "step-000005" / "model.safetensors", 500)
+    run_tiny(tmp_path, "training.keep_last=2", "training.steps=6")
+    assert Run(tmp_path).checkpoints().steps() == [3, 5, 6]
+
+
 def test_a_finished_run_is_left_as_it_is(whole: Path) -> None:
     before = contents(whole)
     result = run_tiny(whole)
@@ -187,6 +194,15 @@ def test_two_processes_do_not_train_in_the_same_folder(tmp_path: Path) -> None:
     with Run(tmp_path).locked(), pytest.raises(RunError, match="another process is training"):
         run_tiny(tmp_path)
     assert run_tiny(tmp_path).finished
+
+
+def test_a_run_that_another_process_took_further_meanwhile_is_not_trained_twice(whole: Path, tmp_path: Path) -> None:
+    run_tiny(tmp_path / "run", "training.steps=4")
+    late = make_trainer(tmp_path / "run")
+    run_tiny(tmp_path / "run")
+    with pytest.raises(RunError, match="another process has just trained in .*: give the command again"):
+        late.run()
+    assert_same_run(tmp_path / "run", whole)
 
 
 def test_the_folder_says_what_ran(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, CheckpointStore
 from .config import Config
 from .run import Run, RunError, check_folder, check_same_run
 
@@ -17,6 +17,10 @@ class Start:
     checkpoint: Checkpoint | None = None
     own: bool = True
     named: bool = False
+    store: CheckpointStore | None = None
+    """The run's checkpoints, with what is known by now of damage to them."""
+    found: tuple[int, ...] = ()
+    """The steps that they had."""
 
     @property
     def step(self) -> int:
@@ -31,34 +35,41 @@ def find_start(run: Run, config: Config, resume: str | Path = "auto") -> Start:
     check_folder(run)
     if run.exists and resume == "never":
         raise RunError(f"{run.folder} holds a run already: choose another --out, or go on with it (--resume auto)")
+    store = run.checkpoints(config.training.keep_last)
+    found = tuple(store.steps())
     if run.exists:
         check_same_run(run, config)
-        check_not_lost(run)
+        check_not_lost(run, found)
     if resume not in ("auto", "never"):
-        return find_named(run, Path(resume))
-    if not run.exists and run.checkpoints().steps():
+        return find_named(run, Path(resume), store, found)
+    if found and not run.exists:
         raise RunError(
             f"{run.folder} was interrupted while it branched off from another run: give its command again with "
             "--resume CHECKPOINT, or remove the folder"
         )
-    return Start(run.checkpoints().latest())
+    return Start(store.latest(), store=store, found=found)
 
 
-def check_not_lost(run: Run) -> None:
+def find_named(run: Run, path: Path, store: CheckpointStore, found: tuple[int, ...]) -> Start:
+    """A checkpoint of the run itself, or one of another run to begin at; a run that has checkpoints keeps to those."""
+    checkpoint = store.load(path)
+    own = checkpoint.path.resolve().parent == store.folder.resolve()
+    if run.exists and not own and found:
+        raise RunError(f"{run.folder} holds a run already: choose another --out to begin one at {path}")
+    return Start(checkpoint, own, named=True, store=store, found=found)
+
+
+def check_not_lost(run: Run, found: tuple[int, ...]) -> None:
     """Raise if a run has a log but no checkpoint any more: beginning anew, which cuts the log, must be a decision."""
     log = run.metrics.path
-    if not run.checkpoints().steps() and log.exists() and log.stat().st_size:
+    if not found and log.exists() and log.stat().st_size:
         raise RunError(
             f"{run.folder} has lost its checkpoints, but {log.name} says that it was trained: put them back to go on "
             "with it, or choose another --out to begin anew"
         )
 
 
-def find_named(run: Run, path: Path) -> Start:
-    """A checkpoint of the run itself, or one of another run to begin at; a run that has checkpoints keeps to those."""
-    store = run.checkpoints()
-    checkpoint = store.load(path)
-    own = checkpoint.path.resolve().parent == store.folder.resolve()
-    if run.exists and not own and store.steps():
-        raise RunError(f"{run.folder} holds a run already: choose another --out to begin one at {path}")
-    return Start(checkpoint, own, named=True)
+def check_unchanged(run: Run, start: Start) -> None:
+    """Raise if another process trained in the folder after the start was found, and before it was locked."""
+    if tuple(run.checkpoints().steps()) != start.found:
+        raise RunError(f"another process has just trained in {run.folder}: give the command again to go on from there")

@@ -29,7 +29,7 @@ from .inputs import open_inputs, stream_positions
 from .journal import Journal
 from .objective import Noised, Objective
 from .quality import MakeEvaluator
-from .resume import Start, find_start
+from .resume import Start, check_unchanged, find_start
 from .run import Run, RunError, environment, last_precision
 from .sharding import whole, without_exchange
 from .signals import StopSignals
@@ -114,7 +114,7 @@ class Trainer:
             conditioning=self.conditioning,
             evaluate=evaluate,
         )
-        self.store = run.checkpoints(config.training.keep_last)
+        self.store = start.store or run.checkpoints(config.training.keep_last)
 
     def _build_data(self, rank: int, world: int) -> None:
         config = self.config
@@ -150,6 +150,8 @@ class Trainer:
             with all_or_none(self.accelerator):
                 if self.is_main:
                     held.enter_context(self.folder.locked())
+            with all_or_none(self.accelerator):
+                check_unchanged(self.folder, self.begin)
             return self._run()
 
     def _run(self) -> Result:
