@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -162,6 +163,29 @@ def test_gradients_at_hand_are_looked_at_when_new_ones_do_not_tell(returns_loss:
     model.norm.bias.grad[0] = float("nan")  # type: ignore[index]
     forward = run if returns_loss else lambda: run().detach()
     assert find_first_nonfinite(model, forward) == Origin("gradient", "norm.bias")
+
+
+def test_a_bad_part_is_found_after_finite_ones_and_before_clipped_gradients_are_blamed() -> None:
+    model = make_model()
+    run = step_of(model)
+    run().backward()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    origin = find_first_nonfinite(model, run, lambda: run() * float("inf"), run)
+    assert origin == Origin("loss", "loss")
+
+
+def test_the_parts_of_a_batch_are_looked_at_one_after_the_other() -> None:
+    model, held = make_model(), []
+
+    def forward() -> Tensor:
+        assert not any(reference() is not None for reference in held), "the graph of an earlier part is still held"
+        loss = step_of(model)()
+        held.append(weakref.ref(loss))
+        return loss
+
+    assert find_first_nonfinite(model, forward, forward, forward) is None
+    assert len(held) == 3
 
 
 def test_nothing_is_found_where_all_is_finite_and_nothing_is_left_behind() -> None:

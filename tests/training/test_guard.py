@@ -113,9 +113,9 @@ def test_a_bad_step_names_the_module_of_a_uvit_and_a_good_one_runs_nothing() -> 
         return model(x, t).square().mean()
 
     guard = Guard(model)
-    assert guard.check(run_forward(), 1.0, run_forward=run_forward).ok
+    assert guard.check(run_forward(), 1.0, forwards=[run_forward]).ok
     model.out_blocks[0].attn.proj.register_forward_hook(lambda module, args, output: output / 0)
-    event = guard.check(run_forward(), 1.0, step=3, run_forward=run_forward).event
+    event = guard.check(run_forward(), 1.0, step=3, forwards=[run_forward]).event
     assert event is not None and event.origin == Origin("output", "out_blocks.0.attn.proj")
     assert str(event) == (
         "step 3: loss nan, gradient norm 1: out_blocks.0.attn.proj is the first module whose output was non-finite"
@@ -126,8 +126,8 @@ def test_a_bad_step_names_the_module_of_a_uvit_and_a_good_one_runs_nothing() -> 
 @pytest.mark.parametrize("repeats", [True, False], ids=["finite when repeated", "not repeated"])
 def test_an_event_without_a_known_origin_says_so(repeats: bool) -> None:
     model = nn.Linear(2, 2)
-    run_forward = (lambda: model(torch.ones(2)).sum()) if repeats else None
-    event = Guard(model).check(NAN, 1.0, run_forward=run_forward).event
+    forwards = [lambda: model(torch.ones(2)).sum()] if repeats else []
+    event = Guard(model).check(NAN, 1.0, forwards=forwards).event
     assert event is not None and event.origin is None
     assert str(event) == "step 0: loss nan, gradient norm 1: where it began could not be found"
 

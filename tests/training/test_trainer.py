@@ -55,6 +55,19 @@ def test_a_non_finite_step_is_logged_with_its_module_and_leaves_everything_untou
     assert not all(map(torch.equal, snapshot(trainer), before))
 
 
+def test_a_bad_step_of_accumulated_parts_is_diagnosed_with_one_part_in_memory_at_a_time(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "training.grad_accumulation=4")
+    poison(trainer, lambda: trainer.state.step == 0)
+    sizes: list[int] = []
+    trainer.network.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    check = trainer.state.guard.check
+    trainer.state.guard.check = lambda *args, **options: sizes.clear() or check(*args, **options)
+    verdict = trainer.train_step()
+    assert verdict.event is not None and MODULE in str(verdict.event.origin)
+    # The first part, of two of the eight images, tells: the others are not computed again.
+    assert sizes == [2]
+
+
 def test_too_many_bad_steps_go_back_to_the_checkpoint_and_on_with_other_batches(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "training.max_skipped=1")
     poison(trainer, lambda: trainer.state.step + trainer.state.offset in (4, 5))

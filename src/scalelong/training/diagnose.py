@@ -38,23 +38,23 @@ class Origin:
         return SENTENCES[self.kind].format(name=self.name)
 
 
-def find_first_nonfinite(model: nn.Module, run_forward: Callable[[], Any]) -> Origin | None:
-    """Run the forward pass again, watched module by module; None if everything was finite this time.
+def find_first_nonfinite(model: nn.Module, *forwards: Callable[[], Any]) -> Origin | None:
+    """Run the forward passes of a step again, watched module by module; None if everything was finite this time.
 
-    `run_forward` calls the model on the batch of the failed step and returns its loss; with a loss, gradients are
-    computed anew, as clipping by a non-finite norm has overwritten those at hand. Random states stay as they were.
+    Each calls the model on a part of the failed step's batch and returns its loss, one after the other, so that the
+    activations of one part are held at a time; with a loss, gradients are computed anew, as clipping by a non-finite
+    norm has overwritten those at hand. Random states stay as they were.
     """
     bad = first_nonfinite(model.named_parameters())
     if bad is not None:
         return Origin("parameter", bad)
     watch = Watch(model)
-    with watch.attached(), isolated_randomness(model), without_compilation(), torch.enable_grad():
-        result = run_forward()
-    if watch.origin is not None:
-        return watch.origin
-    if not all_finite(result):
-        return Origin("loss", "loss")
-    bad = first_bad_gradient(watch.parameters(), result)
+    with isolated_randomness(model):
+        for run_forward in forwards:
+            origin = watch.origin_in(run_forward)
+            if origin is not None:
+                return origin
+    bad = first_nonfinite((name, parameter.grad) for name, parameter in watch.parameters())
     return None if bad is None else Origin("gradient", bad)
 
 
@@ -74,6 +74,17 @@ class Watch:
                 hooks.enter_context(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(self._after(name), always_call=True))
             yield
+
+    def origin_in(self, run_forward: Callable[[], Any]) -> Origin | None:
+        """Where a non-finite number began in one forward pass, or going back from its loss."""
+        with self.attached(), without_compilation(), torch.enable_grad():
+            result = run_forward()
+        if self.origin is not None:
+            return self.origin
+        if not all_finite(result):
+            return Origin("loss", "loss")
+        bad = first_bad_gradient(self.parameters(), result)
+        return None if bad is None else Origin("gradient", bad)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Parameters that took part, nearest to the loss first: gradients flow against the order of the forward."""
@@ -108,14 +119,12 @@ class Watch:
 
 
 def first_bad_gradient(parameters: list[tuple[str, nn.Parameter]], result: Any) -> str | None:
-    """The first parameter whose gradient is non-finite: the gradient of `result` if it is a loss, else the one held."""
+    """The first parameter whose gradient of `result` is non-finite, if that is a loss."""
     trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-    held = [(name, parameter.grad) for name, parameter in trained if parameter.grad is not None]
     if not trained or not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
-        return first_nonfinite(held)
+        return None
     fresh = torch.autograd.grad(result, [parameter for _, parameter in trained], allow_unused=True)
-    named = [(name, gradient) for (name, _), gradient in zip(trained, fresh, strict=True) if gradient is not None]
-    return first_nonfinite(named) or first_nonfinite(held)
+    return first_nonfinite((name, gradient) for (name, _), gradient in zip(trained, fresh, strict=True))
 
 
 def first_nonfinite(tensors: Any) -> str | None:

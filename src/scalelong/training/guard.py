@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -89,13 +89,14 @@ class Guard:
         grad_norm: Tensor | float,
         *,
         step: int = 0,
-        run_forward: Callable[[], Any] | None = None,
+        forwards: Sequence[Callable[[], Any]] = (),
         scale: Callable[[], float] | None = None,
     ) -> Verdict:
         """Judge a step by its loss and the norm of its gradients, which is non-finite if any of them is.
 
-        `run_forward` repeats the forward pass, and is called on a bad step only; see `find_first_nonfinite`. `scale` is
-        what a scaler multiplied the loss by: above 1 it may be what made the gradients of a finite loss overflow.
+        `forwards` repeat the forward passes of the batch's parts, and are called on a bad step only; see
+        `find_first_nonfinite`. `scale` is what a scaler multiplied the loss by: above 1 it may be what made the
+        gradients of a finite loss overflow.
         """
         loss, grad_norm = self._fetch(loss, grad_norm)
         if math.isfinite(loss) and math.isfinite(grad_norm):
@@ -103,7 +104,7 @@ class Guard:
             return Verdict("ok", loss, grad_norm)
         if math.isfinite(loss) and scale is not None and scale() > 1:
             return Verdict("overflow", loss, grad_norm)
-        origin = find_first_nonfinite(self.model, run_forward) if run_forward else None
+        origin = find_first_nonfinite(self.model, *forwards) if forwards else None
         action = self._count()
         event = NonFinite(step, loss, grad_norm, origin, self.consecutive, self.rollbacks)
         if self.rollbacks > self.max_rollbacks:

@@ -28,10 +28,11 @@ from .guard import Guard, TrainingDiverged, Verdict
 from .inputs import open_inputs, stream_positions
 from .journal import Journal
 from .objective import Noised, Objective
+from .passes import Passes
 from .quality import MakeEvaluator
 from .resume import Start, check_unchanged, find_start
 from .run import Run, RunError, environment, last_precision
-from .sharding import whole, without_exchange
+from .sharding import whole
 from .signals import StopSignals
 from .state import TrainState
 from .watching import MakeMonitor, Watching
@@ -132,6 +133,7 @@ class Trainer:
         optimizer = build_optimizer(self.network, config.optim, self.device)
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.model, self.optimizer = wrap(self.network, optimizer, config.training, self.accelerator)
+        self.passes = Passes(self.objective, self.model, self.network, self.accelerator, self.sharded)
         guard = Guard(self.network, max_skipped=config.training.max_skipped, average=self._agree)
         ema = EMA(self.network, config.optim.ema_decay)
         self.state = TrainState(self.network, optimizer, ema, guard, self.accelerator.scaler)
@@ -269,7 +271,7 @@ class Trainer:
             group["lr"] = learning_rate(self.config.optim, state.step)
         self.objective.seed_dropout(state.step, self.accelerator.process_index)
         batch = self.objective.noise(self.batches.at(state.step + state.offset)).split(parts)
-        loss = self._backward(batch)
+        loss = self.passes.backward(batch)
         verdict = self._judge(loss, self._clip(), batch)
         if verdict.ok:
             self.optimizer.step()
@@ -292,33 +294,11 @@ class Trainer:
     def _judge(self, loss: Tensor, grad_norm: Tensor, batch: list[Noised]) -> Verdict:
         step, scaler = self.state.step + 1, self.state.scaler
         scale = None if scaler is None else scaler.get_scale
-        forward = lambda: self._mean_loss(batch)  # noqa: E731
         try:
-            return self.state.guard.check(loss, grad_norm, step=step, run_forward=forward, scale=scale)
+            return self.state.guard.check(loss, grad_norm, step=step, forwards=self.passes.again(batch), scale=scale)
         except TrainingDiverged as error:
             self.journal.record(step, {"event": "diverged", "message": str(error)})
             raise
-
-    def _backward(self, parts: list[Noised]) -> Tensor:
-        """Accumulate the gradients of all parts, exchanged between processes with the last; returns the mean loss."""
-        losses = []
-        for part in parts[:-1]:
-            with without_exchange(self.network) if self.sharded else self.accelerator.no_sync(self.model):
-                losses.append(self.objective.loss(self.model, part))
-                self.accelerator.backward(losses[-1])
-        losses.append(self.objective.loss(self.model, parts[-1]))
-        self.accelerator.backward(losses[-1])
-        return torch.stack([loss.detach() for loss in losses]).mean()
-
-    def _mean_loss(self, parts: list[Noised]) -> Tensor:
-        """The loss of this process's images once more, without the other processes.
-
-        With shards it takes them all, and gradients cannot be had apart from an exchange: there are none then.
-        """
-        if self.sharded:
-            self.optimizer.zero_grad()
-        with torch.set_grad_enabled(not self.sharded):
-            return torch.stack([self.objective.loss(self.network, part) for part in parts]).mean()
 
     def _clip(self) -> Tensor:
         self.accelerator.unscale_gradients(self.optimizer)
