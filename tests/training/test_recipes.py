@@ -10,7 +10,19 @@ import torch
 
 from scalelong.data.prepare import Job, prepare
 from scalelong.models.presets import find_preset
-from scalelong.training import Config, Run, Wish, load_recipe, recipe_names, sample_run, summarise, train
+from scalelong.training import (
+    Config,
+    RecipeError,
+    Run,
+    Wish,
+    load_recipe,
+    parse_recipe,
+    recipe_names,
+    sample_run,
+    summarise,
+    to_yaml,
+    train,
+)
 from scalelong.training.inputs import prepared_place
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
@@ -101,3 +113,12 @@ def test_every_recipe_takes_a_step_and_draws_guided_images(
     wish = Wish(prompt="the red dog runs") if config.text is not None else Wish()
     folder = sample_run("run", 2, guidance=2.0 if config.can_guide else None, wish=wish)
     assert sorted(path.name for path in folder.iterdir()) == ["000000.png", "000001.png", "grid.png"]
+
+
+def test_a_section_that_a_resolved_recipe_leaves_out_can_be_filled_by_overrides() -> None:
+    resolved = to_yaml(load_recipe("digits"))
+    assert "labels: null" in resolved
+    config = parse_recipe(resolved, ["labels.classes=10", "data.label_column=label"])
+    assert config.labels is not None and config.labels.classes == 10
+    with pytest.raises(RecipeError, match=r"override 'labels.clases=10': labels.clases: unknown key"):
+        parse_recipe(resolved, ["labels.clases=10"])

@@ -120,8 +120,9 @@ def _apply(override: str, raw: dict[str, Any], places: Places) -> None:
         raise RecipeError(f"{place}: {error}") from error
     section: Any = raw
     for depth, part in enumerate(key[:-1], start=1):
-        section = section.setdefault(part, {})
-        places.setdefault(key[:depth], place)
+        if section.get(part) is None:  # A resolved recipe says `labels: null` where another leaves them out.
+            section[part], places[key[:depth]] = {}, place
+        section = section[part]
         if not isinstance(section, dict):
             raise RecipeError(f"{place}: {dotted(key)}: {unknown_key(key, raw)}")
     section[key[-1]] = value
