@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ import torch
 from run_cases import lasting_metrics, losses, make_trainer, run_tiny
 from torch import Tensor, nn
 
-from scalelong.training import Run, Trainer, TrainingDiverged, build_model, build_process
+from scalelong.training import Run, Trainer, TrainingDiverged, build_model, build_process, due, read_metrics
 from scalelong.training.engine import check_engine
 from scalelong.training.heldout import HeldOut
 from scalelong.training.pictures import tile
+from scalelong.training.state import TrainState
 
 MODULE = "in_blocks.0.mlp.fc1"
 
@@ -143,6 +145,26 @@ def test_the_held_out_loss_does_not_depend_on_batches_or_processes(tmp_path: Pat
     shares = [HeldOut(*parts, seed=0, batch_size=100, rank=rank, world=3).loss(model) for rank in range(3)]
     # 1e-6: float32 sums in another order.
     assert sum(shares) == pytest.approx(whole, rel=1e-6)
+
+
+def test_no_rate_counts_the_time_of_a_held_out_loss_a_grid_or_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def slow(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            now[0] += 1000
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr("scalelong.training.stopwatch.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for place, name in ((HeldOut, "loss"), (due, "draw"), (TrainState, "save")):
+        monkeypatch.setattr(place, name, slow(getattr(place, name)))
+    run_tiny(tmp_path, "training.eval_every=2", "training.sample_every=2", "sampling.steps=1")
+    assert now[0] > 10_000
+    assert [line["seconds"] for line in read_metrics(tmp_path / "metrics.jsonl") if "lr" in line] == [0.0] * 8
 
 
 def test_the_learning_rate_warms_up_and_stays(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from ..training.display import Display, describe
+
+# What rich hides while a bar is shown, and a line of its own for what the shell says next.
+SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 def choose_display() -> Display:
@@ -25,12 +29,13 @@ def print_now(line: str) -> None:
 class Bar(Display):
     """A progress bar with the latest numbers; events stand above it."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         self.progress = Progress(
             MofNCompleteColumn(),
             BarColumn(),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[numbers]}"),
+            console=console,
         )
         self.task: TaskID | None = None
         super().__init__(lambda line: self.progress.console.print(Text(line)))
@@ -50,3 +55,7 @@ class Bar(Display):
 
     def stop(self) -> None:
         self.progress.stop()
+
+    def leave(self) -> None:
+        # rich would first wait for its own thread.
+        os.write(self.progress.console.file.fileno(), SHOW_CURSOR)

@@ -32,6 +32,9 @@ class Display:
     def stop(self) -> None:
         """The loop has ended, in whatever way."""
 
+    def leave(self) -> None:
+        """The process ends at once, perhaps because it hangs: leave the terminal as it was, and wait for nothing."""
+
 
 class Silent(Display):
     """Says nothing: for all processes but the first."""

@@ -80,7 +80,7 @@ class Due:
         if not self._is_due(self.config.training.eval_every):
             return None
         # Shards stay as they are.
-        with nullcontext() if self.sharded else plain(network):
+        with self.journal.watch.paused(), nullcontext() if self.sharded else plain(network):
             raw = self.heldout.loss(network)
             with state.ema.swap(network):
                 averaged = self.heldout.loss(network)
@@ -92,11 +92,12 @@ class Due:
         """A grid of images from the averaged weights, always of the same noise, if it is due."""
         if not self._is_due(self.config.training.sample_every):
             return
-        if self.journal.is_main or self.sharded:
-            self._draw_grid()
-        else:
-            # Not in a collective: drawing may take longer than those wait.
-            wait_until(self.grid.is_file)
+        with self.journal.watch.paused():
+            if self.journal.is_main or self.sharded:
+                self._draw_grid()
+            else:
+                # Not in a collective: drawing may take longer than those wait.
+                wait_until(self.grid.is_file)
 
     def missing_samples(self) -> None:
         """The grid of the step that the run goes on from, if it is due and a signal or a kill came before it."""

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -18,12 +19,13 @@ ECHO_SECONDS = 2.0
 class StopSignals:
     """While entered, notes the first signal in `received` instead of dying of it.
 
-    `several` says that a launcher started this process together with others.
+    `several` says that a launcher started this process together with others; `leave` is called before the process is
+    ended, and must not wait for anything.
     """
 
-    def __init__(self, *, several: bool = False) -> None:
+    def __init__(self, *, several: bool = False, leave: Callable[[], None] = lambda: None) -> None:
         self.received: int | None = None
-        self.several = several
+        self.several, self.leave = several, leave
         self._at = 0.0
         self._before: dict[int, Any] = {}
 
@@ -45,4 +47,5 @@ class StopSignals:
             self.received, self._at = number, now
         elif not (self.several and now - self._at < ECHO_SECONDS):
             # No clean-up: it may be what hangs. Checkpoints are complete or absent in any case.
+            self.leave()
             os._exit(128 + number)

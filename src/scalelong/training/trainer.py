@@ -99,7 +99,7 @@ class Trainer:
         check_shares(config, world)
         self.is_main: bool = self.accelerator.is_main_process
         self.journal = Journal(self.accelerator, run.metrics, config.training, display)
-        self.signals = StopSignals(several=world > 1)
+        self.signals = StopSignals(several=world > 1, leave=self.journal.display.leave)
         self.stopping = False
         self.saved = start.step  # The step of the last checkpoint.
         self._build_data(rank, world)
@@ -349,7 +349,7 @@ class Trainer:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
         self.saved = self.state.step
         streams = stream_positions(self.batches)
-        with all_or_none(self.accelerator):
+        with self.journal.watch.paused(), all_or_none(self.accelerator):
             if not self.is_main and not self.sharded:
                 return
             tensors = self.state.tensors(keep=self.is_main)

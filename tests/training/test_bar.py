@@ -1,0 +1,53 @@
+"""The progress bar of a terminal: the latest numbers in it, events above it, and the cursor back in the end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from run_cases import run_tiny
+
+from scalelong.cli.display import Bar
+from scalelong.training.signals import StopSignals
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+
+@pytest.fixture
+def screen(tmp_path: Path) -> Path:
+    return tmp_path / "screen"
+
+
+@pytest.fixture
+def bar(screen: Path) -> Iterator[Bar]:
+    with screen.open("w", encoding="utf-8") as file:
+        yield Bar(Console(file=file, force_terminal=True, width=120, color_system=None))
+
+
+def test_a_bar_shows_how_far_a_run_is_its_latest_numbers_and_what_happened(
+    bar: Bar, screen: Path, tmp_path: Path
+) -> None:
+    run_tiny(tmp_path / "run", "training.eval_every=8", display=bar)
+    bar.progress.console.file.flush()
+    shown = screen.read_text()
+    last = shown.rpartition("8/8")[2]
+    assert "loss 0." in last and "gradient" in last and "images/s" in last
+    assert "step 8: held-out loss" in shown
+    assert shown.count(HIDE) == shown.count(SHOW) == 1
+
+
+def test_a_run_ended_by_a_second_signal_leaves_the_terminal_with_its_cursor(
+    bar: Bar, screen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("scalelong.training.signals.os._exit", codes.append)
+    bar.start(0, 8)
+    with StopSignals(leave=bar.leave):
+        signal.raise_signal(signal.SIGINT)
+        assert SHOW not in screen.read_text()
+        signal.raise_signal(signal.SIGINT)
+    assert codes == [130] and SHOW in screen.read_text()
+    bar.stop()
