@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scalelong.data import Batch, BatchDraws, Batches, BatchOrder, ImageSet, Picked, keyed_generator
+from scalelong.data import BatchDraws, Batches, BatchOrder, ImageSet, Picked, keyed_generator
 from scalelong.diffusion import to_uint8
 
 ORDERS = st.builds(BatchOrder, size=st.integers(1, 12), batch_size=st.integers(1, 15), seed=st.integers(0, 2**63 - 1))
@@ -93,19 +91,9 @@ def test_the_slices_of_all_ranks_in_order_are_the_batch_of_one_process(world: in
         assert torch.equal(torch.cat([label for part in parts if (label := part.labels) is not None]), alone.labels)
 
 
-def test_batches_started_at_a_step_go_on_as_if_uninterrupted() -> None:
-    data, order = numbered_images(7), BatchOrder(7, 4, seed=5)
-    uninterrupted = list(itertools.islice(Batches(data, order, flip=True), 9))
-    resumed = list(itertools.islice(Batches(data, order, flip=True, start=4), 5))
-    assert [batch.step for batch in resumed] == [4, 5, 6, 7, 8]
-    for batch, expected in zip(resumed, uninterrupted[4:], strict=True):
-        assert torch.equal(batch.images, expected.images)
-        assert torch.equal(batch.labels, expected.labels)
-
-
 def test_batches_hold_the_images_and_labels_of_their_indices() -> None:
     data, order = numbered_images(9), BatchOrder(9, 5, seed=0)
-    for batch in itertools.islice(Batches(data, order), 4):
+    for batch in (Batches(data, order).at(step) for step in range(4)):
         assert torch.equal(batch.labels, order.indices(batch.step))
         assert torch.equal(to_uint8(batch.images), data.images[order.indices(batch.step)])
 
@@ -130,24 +118,12 @@ def test_every_grey_level_survives_the_way_to_floats_and_back() -> None:
 def test_images_without_labels_make_batches_without_labels() -> None:
     data = ImageSet(numbered_images(4).images)
     batch = Batches(data, BatchOrder(4, 4, seed=0)).at(0)
-    assert batch.labels is None
-    assert all(part.labels is None and part.text is None and part.captions is None for part in batch.split(2))
-
-
-def test_the_parts_of_a_batch_in_order_are_the_batch() -> None:
-    batch = Batch(3, torch.rand(8, 3, 4, 4), torch.arange(8), torch.rand(8, 5, 2), tuple("abcdefgh"))
-    parts = batch.split(4)
-    assert [(len(part), part.step) for part in parts] == [(2, 3)] * 4
-    for name in ("images", "labels", "text"):
-        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name))
-    assert tuple(caption for part in parts for caption in part.captions or ()) == batch.captions
+    assert batch.labels is None and batch.text is None and batch.captions is None
 
 
 def test_a_batch_that_cannot_be_shared_evenly_says_what_to_set() -> None:
     with pytest.raises(ValueError, match="batch of 10 .* by 4 processes: set training.batch_size to a multiple of 4"):
         Batches(numbered_images(4), BatchOrder(4, 10, seed=0), world=4)
-    with pytest.raises(ValueError, match="a batch of 3 images per process cannot be split into 2 equal parts"):
-        Batch(0, torch.zeros(3, 1, 2, 2)).split(2)
 
 
 @pytest.mark.parametrize(

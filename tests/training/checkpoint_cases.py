@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scalelong.files import Files
 from scalelong.training.checkpoint import Checkpoint, CheckpointStore
-from scalelong.training.files import Files
 
 Groups = dict[str, dict[str, Tensor]]
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
+from scalelong.files import Files
 from scalelong.training import Run, load_recipe, parse_recipe, recipe_names
-from scalelong.training.files import Files
 
 SETS = [part for override in TINY for part in ("--set", override)]
 

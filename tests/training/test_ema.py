@@ -113,7 +113,7 @@ def test_an_error_inside_a_swap_gives_the_weights_back_too() -> None:
     ema.update(model)
 
 
-@pytest.mark.parametrize("use", [EMA.update, EMA.copy_to, lambda ema, model: ema.state_dict()])
+@pytest.mark.parametrize("use", [EMA.update, lambda ema, model: ema.state_dict()])
 def test_the_average_cannot_be_used_while_it_is_swapped_in(use) -> None:
     model = tiny()
     ema = EMA(model)
@@ -121,15 +121,6 @@ def test_the_average_cannot_be_used_while_it_is_swapped_in(use) -> None:
         use(ema, model)
     with ema.swap(model), pytest.raises(RuntimeError, match="leave the `with"), ema.swap(model):
         pass
-
-
-def test_copying_gives_another_model_the_average_for_good() -> None:
-    model, other = tiny("cs"), tiny("cs")
-    ema = EMA(model, decay=0.5)
-    drift(model)
-    ema.update(model)
-    assert ema.copy_to(other) is other
-    assert_same(snapshot(other), ema.state_dict())
 
 
 @pytest.mark.parametrize("method", ["none", "cs", "ls", "ls-individual", "learned-kappa", "norm"])

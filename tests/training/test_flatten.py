@@ -1,23 +1,15 @@
-"""Optimiser and random states come back to the bit from named tensors and JSON."""
+"""Optimiser states come back to the bit from named tensors and JSON."""
 
 from __future__ import annotations
 
-import copy
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.optim import SGD, AdamW, Optimizer
 
 from scalelong.training.checkpoint import CheckpointStore
@@ -25,8 +17,6 @@ from scalelong.training.flatten import (
     flatten_optimizer,
     parameter_names,
     restore_optimizer,
-    restore_rng,
-    rng_state,
     unflatten_optimizer,
 )
 
@@ -181,92 +171,3 @@ def test_what_json_and_tensors_cannot_keep_is_refused_by_name() -> None:
     optimizer.param_groups[0]["callback"] = print
     with pytest.raises(ValueError, match="param_groups.0.callback of the optimiser is a builtin"):
         flatten_optimizer(optimizer.state_dict(), parameter_names(model, optimizer))
-
-
-def test_a_gathered_state_dict_that_goes_by_name_takes_the_same_way(tmp_path: Path) -> None:
-    model = make_model()
-    optimizer = AdamW(model.parameters(), lr=1e-2)
-    train(model, optimizer)
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    gathered = get_optimizer_state_dict(model, optimizer, options=options)
-    tensors, state = through_a_checkpoint(*flatten_optimizer(gathered), tmp_path)
-    assert_same(unflatten_optimizer(tensors, state), gathered)
-    assert tensors.keys() == flatten_optimizer(optimizer.state_dict(), parameter_names(model, optimizer))[0].keys()
-    resumed = AdamW(model.parameters(), lr=1e-2)
-    resumed.zero_grad()
-    set_optimizer_state_dict(model, resumed, unflatten_optimizer(tensors, state), options=options)
-    assert_same(resumed.state_dict()["state"], optimizer.state_dict()["state"])
-
-
-@pytest.mark.slow
-def test_the_gathered_states_of_fsdp_come_back_to_the_bit(tmp_path: Path) -> None:
-    import torch.distributed as dist
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    try:
-        model = make_model()
-        fully_shard(model["first"], mesh=init_device_mesh("cpu", (1,)))  # type: ignore[index]
-        optimizer = AdamW(model.parameters())
-        train(model, optimizer)
-        weights, gathered = get_state_dict(model, optimizer, options=options)
-        tensors, state = flatten_optimizer(gathered)
-        CheckpointStore(tmp_path).save(3, {"model": weights, "optimizer": tensors}, {"optimizer": state})
-        saved = copy.deepcopy((weights, gathered["state"]))
-        train(model, optimizer)
-        optimizer.zero_grad()
-        found = CheckpointStore(tmp_path).load(3)
-        loaded = unflatten_optimizer(found.tensors("optimizer"), found.state()["optimizer"])
-        set_state_dict(
-            model, optimizer, model_state_dict=found.tensors("model"), optim_state_dict=loaded, options=options
-        )
-        again = get_state_dict(model, optimizer, options=options)
-        assert_same((again[0], again[1]["state"]), saved)
-    finally:
-        dist.destroy_process_group()
-
-
-def draw(generator: torch.Generator) -> list[float]:
-    return [
-        *torch.randn(3).tolist(),
-        *torch.randn(3, generator=generator).tolist(),
-        *np.random.standard_normal(3).tolist(),
-        random.random(),
-        random.gauss(0, 1),
-    ]
-
-
-@pytest.mark.parametrize("drawn", [0, 1], ids=["at rest", "half a gaussian pair drawn"])
-def test_every_random_number_after_a_restore_is_the_one_that_would_have_come(tmp_path: Path, drawn: int) -> None:
-    generator = torch.Generator().manual_seed(5)
-    before = random.getstate(), np.random.get_state()
-    try:
-        random.seed(1)
-        np.random.seed(2)
-        for _ in range(drawn):
-            draw(generator)
-        assert (random.getstate()[2] is not None) == bool(drawn)
-        tensors, state = through_a_checkpoint(*rng_state({"data": generator}), tmp_path)
-        expected = [draw(generator) for _ in range(3)]
-        other = torch.Generator()
-        restore_rng(tensors, state, {"data": other})
-        assert [draw(other) for _ in range(3)] == expected
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-
-
-def test_taking_the_random_state_draws_nothing() -> None:
-    before = torch.get_rng_state(), random.getstate()
-    rng_state()
-    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
-
-
-def test_without_numpy_its_state_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "numpy", None)
-    tensors, state = rng_state()
-    assert "numpy" not in tensors and "numpy" not in state
-    restore_rng(tensors, state)

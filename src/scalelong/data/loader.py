@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,21 +119,9 @@ class Batch:
     def __len__(self) -> int:
         return len(self.images)
 
-    def split(self, parts: int) -> list[Batch]:
-        """Equal parts in order, for gradient accumulation."""
-        if len(self) % parts:
-            raise ValueError(f"a batch of {len(self)} images per process cannot be split into {parts} equal parts")
-        size = len(self) // parts
-        return [self._part(slice(start, start + size)) for start in range(0, len(self), size)]
-
-    def _part(self, own: slice) -> Batch:
-        labels, text = (None if column is None else column[own] for column in (self.labels, self.text))
-        captions = None if self.captions is None else self.captions[own]
-        return Batch(self.step, self.images[own], labels, text, captions)
-
 
 class Batches:
-    """Endless batches of one process, from step `start`; `batches.at(k)` is any single one.
+    """The batches of one process: `batches.at(k)` is that of step k.
 
     `flip` mirrors half of the images. With CUDA the copy runs beside the computation, from pinned memory.
     """
@@ -147,20 +134,13 @@ class Batches:
         flip: bool = False,
         rank: int = 0,
         world: int = 1,
-        start: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
         if len(data) != order.size:
             raise ValueError(f"the order is of {order.size} images, but there are {len(data)}")
-        self.data, self.order, self.flip, self.start = data, order, flip, start
+        self.data, self.order, self.flip = data, order, flip
         self.own = order.slice_of(rank, world)
         self.device = torch.device(device)
-
-    def __iter__(self) -> Iterator[Batch]:
-        step = self.start
-        while True:
-            yield self.at(step)
-            step += 1
 
     def at(self, step: int) -> Batch:
         """The batch of a step, whichever came before."""

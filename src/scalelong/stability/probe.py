@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..files import Files, to_json, write_whole
 from ..training import Config, Display, Run, RunError, build_process, find_start, train
 from ..training.conditions import conditioning_of
-from ..training.files import Files, to_json, write_whole
 from ..training.heldout import HeldOut
 from ..training.inputs import open_inputs
 from ..training.sampling import load_network

@@ -67,14 +67,6 @@ class EMA:
             torch._foreach_copy_(copies, buffers)  # pyright: ignore[reportPrivateImportUsage]
         self.step += 1
 
-    @torch.no_grad()
-    def copy_to(self, model: Model) -> Model:
-        """Give a model the averaged weights, for good; returns it."""
-        sources = self._sources(model)
-        for name, shadow in {**self._averages, **self._copies}.items():
-            sources[name].copy_(shadow)
-        return model
-
     @contextmanager
     def swap(self, model: Model) -> Iterator[Model]:
         """The model with averaged weights inside a `with`; its own come back afterwards, to the bit.

@@ -1,8 +1,7 @@
-"""Optimiser and random states as named tensors and JSON, and back to the bit."""
+"""Optimiser states as named tensors and JSON, and back to the bit."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,15 +26,11 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     return [[names[id(parameter)] for parameter in group] for group in groups]
 
 
-def flatten_optimizer(state_dict: Mapping[str, Any], names: Names | None = None) -> Flat:
-    """An optimiser's state_dict as tensors `parameter.slot`, and JSON.
-
-    `names` are those of `parameter_names`; leave them out for a state_dict that goes by name already, as the gathered
-    one of FSDP does.
-    """
+def flatten_optimizer(state_dict: Mapping[str, Any], names: Names) -> Flat:
+    """An optimiser's state_dict as tensors `parameter.slot`, and JSON; `names` are those of `parameter_names`."""
     groups = state_dict["param_groups"]
     keys = [key for group in groups for key in group["params"]]
-    name_of = dict(zip(keys, keys if names is None else [name for group in names for name in group], strict=True))
+    name_of = dict(zip(keys, [name for group in names for name in group], strict=True))
     tensors: dict[str, Tensor] = {}
     slots = {
         name_of[key]: {slot: encode(value, f"{name_of[key]}.{slot}", tensors) for slot, value in values.items()}
@@ -49,13 +44,10 @@ def flatten_optimizer(state_dict: Mapping[str, Any], names: Names | None = None)
     return tensors, {"param_groups": settings, "state": slots}
 
 
-def unflatten_optimizer(
-    tensors: Mapping[str, Tensor], state: Mapping[str, Any], names: Names | None = None
-) -> dict[str, Any]:
-    """The state_dict that `flatten_optimizer` took apart: numbered in the order of `names`, or by name without them."""
-    groups = state["param_groups"] if names is None else regroup(state["param_groups"], names)
-    ordered = [name for group in groups for name in group["params"]]
-    key_of: dict[str, Any] = {name: name if names is None else index for index, name in enumerate(ordered)}
+def unflatten_optimizer(tensors: Mapping[str, Tensor], state: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """The state_dict that `flatten_optimizer` took apart, numbered in the order of `names`."""
+    groups = regroup(state["param_groups"], names)
+    key_of = {name: index for index, name in enumerate(name for group in groups for name in group["params"])}
     return {
         "state": {
             key_of[name]: {slot: decode(value, tensors) for slot, value in slots.items()}
@@ -129,49 +121,3 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case list():
             return [decode(item, tensors) for item in value]
     return value
-
-
-def rng_state(generators: Mapping[str, torch.Generator] | None = None) -> Flat:
-    """Every global random state, torch's on each device, numpy's and python's, and those of named generators."""
-    version, words, gauss = random.getstate()
-    tensors = {"torch": torch.get_rng_state(), "python": torch.tensor(words)}
-    state: dict[str, Any] = {"python": {"version": version, "gauss": gauss}}
-    if torch.cuda.is_available():
-        tensors |= {f"cuda.{index}": value for index, value in enumerate(torch.cuda.get_rng_state_all())}
-    if torch.backends.mps.is_available():
-        tensors["mps"] = torch.mps.get_rng_state()
-    if numpy := import_numpy():
-        kind, key, position, has_gauss, gauss = numpy.random.get_state()
-        tensors["numpy"] = torch.from_numpy(key.astype("int64"))
-        state["numpy"] = {"kind": kind, "position": position, "has_gauss": has_gauss, "gauss": gauss}
-    tensors |= {f"generator.{name}": generator.get_state() for name, generator in (generators or {}).items()}
-    return tensors, state
-
-
-def restore_rng(
-    tensors: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    generators: Mapping[str, torch.Generator] | None = None,
-) -> None:
-    """Set every random state that `rng_state` took; those of devices that are not here are left out."""
-    torch.set_rng_state(tensors["torch"])
-    random.setstate((state["python"]["version"], tuple(tensors["python"].tolist()), state["python"]["gauss"]))
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        if f"cuda.{index}" in tensors:
-            torch.cuda.set_rng_state(tensors[f"cuda.{index}"], index)
-    if torch.backends.mps.is_available() and "mps" in tensors:
-        torch.mps.set_rng_state(tensors["mps"])
-    if (numpy := import_numpy()) and "numpy" in tensors:
-        saved, key = state["numpy"], tensors["numpy"].numpy().astype("uint32")
-        numpy.random.set_state((saved["kind"], key, saved["position"], saved["has_gauss"], saved["gauss"]))
-    for name, generator in (generators or {}).items():
-        generator.set_state(tensors[f"generator.{name}"])
-
-
-def import_numpy() -> Any:
-    """numpy, or None: torch runs without it, and then nothing draws from it."""
-    try:
-        import numpy
-    except ImportError:
-        return None
-    return numpy
