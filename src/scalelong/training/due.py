@@ -35,9 +35,9 @@ class Due:
         run: Run,
         state: TrainState,
         journal: Journal,
-        *,
         inputs: Inputs,
         conditioning: Conditioning,
+        *,
         evaluate: MakeEvaluator | None = None,
     ) -> None:
         self.config, self.run, self.state, self.journal = config, run, state, journal

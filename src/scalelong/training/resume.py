@@ -73,3 +73,11 @@ def check_unchanged(run: Run, start: Start) -> None:
     """Raise if another process trained in the folder after the start was found, and before it was locked."""
     if tuple(run.checkpoints().steps()) != start.found:
         raise RunError(f"another process has just trained in {run.folder}: give the command again to go on from there")
+
+
+def drop_later(run: Run, start: Start, store: CheckpointStore, *, metrics_size: int) -> None:
+    """Drop what came after the step that a run goes on from; `metrics_size` is how long its log was then."""
+    if start.named:
+        # Before the log is cut: a kill in between would leave a later checkpoint without the log that led to it.
+        store.discard_after(start.step)
+    run.metrics.cut(metrics_size if start.own else 0)

@@ -159,8 +159,9 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def environment(*, seed: int, step: int, device: torch.device, processes: int, precision: str) -> dict[str, Any]:
+def environment(accelerator: Any, *, seed: int, step: int) -> dict[str, Any]:
     """What a run, or its continuation from `step`, ran with."""
+    device: torch.device = accelerator.device
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "step": step,
@@ -170,9 +171,9 @@ def environment(*, seed: int, step: int, device: torch.device, processes: int, p
         "commit": git_commit(Path(__file__).parent),
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "processes": processes,
+        "processes": accelerator.num_processes,
         "threads": torch.get_num_threads(),
-        "precision": precision,
+        "precision": accelerator.mixed_precision,
     }
 
 

@@ -5,6 +5,7 @@ Batches in memory, times, noise and the learning rate are functions of the step,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from .checkpoint import Checkpoint, CheckpointStore
 from .ema import EMA
 from .flatten import Flat, flatten_optimizer, parameter_names, restore_optimizer
-from .guard import Guard, SpikeDetector
+from .guard import Guard, Spike, SpikeDetector
 from .run import RunError
 from .sharding import gather, scatter
 
@@ -41,6 +42,17 @@ class TrainState:
     loss_count: int = 0
     evaluated: int = 0
     """The last step whose drawn images were evaluated."""
+
+    def add_loss(self, loss: float) -> Spike | None:
+        """Keep the loss of the last step for the log; returns a spike if it is one."""
+        self.loss_sum, self.loss_count = self.loss_sum + loss, self.loss_count + 1
+        return self.spikes.update(self.step, loss)
+
+    def take_mean_loss(self) -> float:
+        """The mean of the losses since it was last taken, NaN if there are none."""
+        mean = self.loss_sum / self.loss_count if self.loss_count else math.nan
+        self.loss_sum, self.loss_count = 0.0, 0
+        return mean
 
     def tensors(self, keep: bool = True) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds, whole; shards are gathered by all processes, and those that `keep` get it."""

@@ -30,7 +30,7 @@ from .journal import Journal
 from .objective import Noised, Objective
 from .passes import Passes
 from .quality import MakeEvaluator
-from .resume import Start, check_unchanged, find_start
+from .resume import Start, check_unchanged, drop_later, find_start
 from .run import Run, RunError, environment, last_precision
 from .sharding import whole
 from .signals import StopSignals
@@ -106,15 +106,7 @@ class Trainer:
         self._build_model()
         self.monitor = self._build_monitor(monitor)
         self.watching = Watching(self.monitor, self.journal)
-        self.due = Due(
-            config,
-            run,
-            self.state,
-            self.journal,
-            inputs=self.inputs,
-            conditioning=self.conditioning,
-            evaluate=evaluate,
-        )
+        self.due = Due(config, run, self.state, self.journal, self.inputs, self.conditioning, evaluate=evaluate)
         self.store = start.store or run.checkpoints(config.training.keep_last)
 
     def _build_data(self, rank: int, world: int) -> None:
@@ -176,7 +168,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
-        start, config = self.begin, self.config
+        start = self.begin
         size = 0 if start.checkpoint is None else self._load(start.checkpoint)
         if not start.own:
             # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
@@ -185,8 +177,17 @@ class Trainer:
         with all_or_none(self.accelerator):
             self.due.begin(start.step)
             if self.is_main:
-                self._write_begin(size)
-            self.journal.begin(config)
+                drop_later(self.folder, start, self.store, metrics_size=size)
+                facts = environment(self.accelerator, seed=self.config.seed, step=start.step)
+                self.folder.begin(self.config, facts)
+            self.journal.begin(self.config)
+        self._say_begin(before)
+        if start.checkpoint is None:
+            self._save()
+
+    def _say_begin(self, before: str | None) -> None:
+        """Say where the run goes on, and what is not as one might think; `before` is the precision that it had."""
+        start, config = self.begin, self.config
         if config.training.monitor_every is not None and self.monitor is None:
             self.journal.note("training.monitor_every: nothing is read, as train() got no monitor=SkipMonitor")
         if config.evaluation.every is not None and self.due.quality is None:
@@ -195,24 +196,6 @@ class Trainer:
             self.journal.note(f"another precision than before ({before}): set training.precision to keep one")
         if start.checkpoint is not None:
             self.journal.note(f"going on from step {start.step} ({start.checkpoint.path})")
-        if start.checkpoint is None:
-            self._save()
-
-    def _write_begin(self, metrics_size: int) -> None:
-        """Drop what came after the step that the run goes on from, and write what the run is."""
-        start, config = self.begin, self.config
-        if start.named:
-            # Before the log is cut: a kill in between would leave a later checkpoint without the log that led to it.
-            self.store.discard_after(start.step)
-        self.journal.metrics.cut(metrics_size if start.own else 0)
-        facts = environment(
-            seed=config.seed,
-            step=start.step,
-            device=self.device,
-            processes=self.accelerator.num_processes,
-            precision=self.accelerator.mixed_precision,
-        )
-        self.folder.begin(config, facts)
 
     def _load(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint; returns the size that metrics.jsonl had."""
@@ -317,11 +300,9 @@ class Trainer:
     def _note(self, verdict: Verdict) -> None:
         """Keep the loss of a step for the log, and log at once what was unusual about it."""
         state = self.state
-        if verdict.ok:
-            state.loss_sum, state.loss_count = state.loss_sum + verdict.loss, state.loss_count + 1
-            spike = state.spikes.update(state.step, verdict.loss)
-            if spike is not None:
-                self.journal.record(state.step, {"event": "spike", **asdict(spike)})
+        spike = state.add_loss(verdict.loss) if verdict.ok else None
+        if spike is not None:
+            self.journal.record(state.step, {"event": "spike", **asdict(spike)})
         if verdict.action == "overflow":
             self.journal.record(state.step, {"event": "overflow", "scale": state.scaler.get_scale()})
         self.journal.step(state.step, verdict)
@@ -339,11 +320,8 @@ class Trainer:
 
     def _log(self, grad_norm: float) -> None:
         """Log the mean loss since the last time."""
-        state = self.state
-        loss = state.loss_sum / state.loss_count if state.loss_count else math.nan
-        state.loss_sum, state.loss_count = 0.0, 0
-        rate = learning_rate(self.config.optim, state.step - 1)
-        self.journal.log(state.step, loss=loss, lr=rate, grad_norm=grad_norm)
+        step, rate = self.state.step, learning_rate(self.config.optim, self.state.step - 1)
+        self.journal.log(step, loss=self.state.take_mean_loss(), lr=rate, grad_norm=grad_norm)
 
     def _save(self, metric: float | None = None) -> None:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
