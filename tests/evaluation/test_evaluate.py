@@ -220,7 +220,7 @@ def test_statistics_are_built_once_and_found_by_content(
     again = build_reference(data, counted, folder=plan.reference.parent)
     assert again == plan.reference and calls == []
     other = build_reference(data, counted, folder=plan.reference.parent, images=50)
-    assert other is not None and other != plan.reference and sum(calls) == 50
+    assert other is not None and other != plan.reference and len(calls) == 2
     assert load_reference(other).statistics.count == 50
     assert not list(plan.reference.parent.glob("*.blocks"))
     with pytest.raises(ValueError, match="there are 297 images .* 2 to 297"):
@@ -237,7 +237,7 @@ def test_commands_that_want_the_same_statistics_at_once_make_them_once(run: Path
     for thread in threads:
         thread.join()
     assert len(found) == 3 and len(set(found)) == 1
-    assert sum(calls) == 297
+    assert len(calls) == 10, "297 images, 32 at once"
 
 
 FACTS = {

@@ -22,7 +22,8 @@ from ..training.manifest import Checkpoint
 from ..training.run import Run, RunError
 from ..training.sampling import Weights, Wish, draw, grant, load_network, with_sampling
 from .blocks import BLOCK, Blocks
-from .features import EFFICIENTNET, INCEPTION, FeatureNetwork, load_features
+from .feature_network import EFFICIENTNET, INCEPTION, FeatureNetwork
+from .features import load_features
 from .metrics import Figure, frechet_figure, kernel_distance, precision_recall, shuffled
 from .references import KEPT, build_reference, network_facts
 from .results import Evaluation, NotComparable, record

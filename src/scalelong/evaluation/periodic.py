@@ -23,7 +23,8 @@ from ..training.sample_folder import wait_until
 from ..training.sampling import BATCH
 from .blocks import BLOCK, Blocks
 from .evaluate import Draws, measure
-from .features import FeatureNetwork, load_features
+from .feature_network import FeatureNetwork
+from .features import load_features
 from .references import await_reference
 from .results import Evaluation, forget_after, record
 from .statistics import Reference

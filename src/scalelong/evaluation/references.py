@@ -19,7 +19,7 @@ from ..data.tables import Table
 from ..training.run import fcntl
 from ..training.sample_folder import wait_until
 from .blocks import BLOCK, Blocks
-from .features import FeatureNetwork, hash_of_images
+from .feature_network import FeatureNetwork, hash_of_images
 from .metrics import shuffled
 from .statistics import Facts, Reference, load_reference, save_reference, statistics_of
 
