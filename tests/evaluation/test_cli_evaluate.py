@@ -74,7 +74,10 @@ def test_an_evaluation_is_compared_with_an_earlier_one_only_where_that_is_fair(m
         (("evaluate", "run", "--network", "./none.pt"), "there is no file './none.pt'; a feature network is inception"),
         (("evaluate", "run", "--network", "net.pt", "--weights", "best"), "--weights is ema, raw or both, not 'best'"),
         (("evaluate", "run", "--network", "net.pt", "--reference", "none.npz"), "there are no statistics 'none.npz'"),
-        (("evaluate", "run", "--network", "net.pt", "--guidance", "3"), "guidance needs labels.drop or text.drop"),
+        (
+            ("evaluate", "run", "--network", "net.pt", "--guidance", "3"),
+            "guidance other than 1 needs labels.drop or text.drop",
+        ),
         (("stats", "digitz", "--network", "net.pt"), "did you mean 'digits'?"),
         (("stats", "x.zip", "--size", "8", "--set", "seed=1"), "--set changes a recipe"),
     ],
