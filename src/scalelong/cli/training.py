@@ -40,6 +40,7 @@ interrupted, and a larger -n adds to the folder. Several processes share the wor
 Examples:
   scalelong sample runs/digits-cs
   scalelong sample runs/digits-cs -n 16 --sampler unipc --steps 25 --seed 7 --weights raw
+  scalelong sample runs/digits-cs --checkpoint best
   torchrun --nproc-per-node 8 -m scalelong sample runs/cifar10-uvit-s2-cs -n 50000 --batch 256 --compile
   scalelong sample runs/cifar10-tiny-class-cs --class 3 --guidance 3
   scalelong sample runs/flickr-tiny-cs -n 16 --prompt 'a dog runs over the grass'"""
@@ -59,6 +60,9 @@ Resume = Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to b
 Compile = Annotated[bool, typer.Option("--compile", help="Compile first, once per size of batch; faster then.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop; nothing is written.")]
 Weights = Annotated[str, typer.Option(metavar="ema|raw", help="The averaged weights, or those of the last step.")]
+Which = Annotated[str, typer.Option("--checkpoint", metavar="last|best|STEP", help="best = lowest held-out loss.")]
+# Image k has the seed `seed + k`, and generators take those below 2^64.
+LARGEST_SEED = 2**63
 
 
 @contextmanager
@@ -146,8 +150,11 @@ def sample(
     guidance: Annotated[float | None, typer.Option(min=0, help="1 = the condition as it is, more = stronger.")] = None,
     label: Annotated[int | None, typer.Option("--class", min=0, help="Draw this class only.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Draw what this text says.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The first image's seed; the next has the next.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="The first image's seed; the next has the next.")
+    ] = 0,
     weights: Weights = "ema",
+    checkpoint: Which = "last",
     batch: Annotated[int, typer.Option(min=1, help="Images at once; other numbers round differently.")] = 64,
     compile: Compile = False,
 ) -> None:
@@ -167,6 +174,7 @@ def sample(
                 wish=Wish(label, prompt),
                 seed=seed,
                 weights="ema" if weights == "ema" else "raw",
+                checkpoint=checkpoint,
                 batch=batch,
                 compile=compile,
                 progress=progress,
