@@ -14,8 +14,7 @@ from run_cases import assert_same_run, final_tensors, in_processes, lasting_metr
 from test_resume import SignalAt
 from torch import Tensor, nn
 
-from scalelong.evaluation import Evaluator, Plan, evaluate_run, read_evaluations
-from scalelong.evaluation import evaluate as evaluating
+from scalelong.evaluation import Evaluator, Plan, evaluate_run, periodic, read_evaluations
 from scalelong.training import Display, Result
 
 pytest.importorskip("torchmetrics")
@@ -118,16 +117,16 @@ def test_a_run_stopped_between_evaluations_goes_on_without_losing_or_repeating_o
 def test_a_signal_stops_an_evaluation_which_is_made_up_for_when_the_run_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, original = [], evaluating.draw
+    calls, original = [], periodic.features_of
 
-    def draw(*arguments: Any, **options: Any) -> Tensor:
-        calls.append(options["seed"])
+    def features_of(*arguments: Any) -> Tensor:
+        calls.append(arguments)
         if len(calls) == 5:  # Two blocks for each of two weights at step 2; this one is the first of step 4.
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(*arguments, **options)
+        return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluating, "draw", draw)
+        patch.setattr(periodic, "features_of", features_of)
         stopped = run_evaluated(tmp_path / "run")
     assert (stopped.step, stopped.signal, len(calls)) == (4, signal.SIGTERM, 5)
     assert [one.step for one in read_evaluations(tmp_path / "run")] == [2, 2]

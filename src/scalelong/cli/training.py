@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -98,14 +98,20 @@ def train(
             from ..stability.monitor import SkipMonitor as monitor
         evaluate = None
         if config.evaluation.every is not None:
-            with needs_extra("eval"):
-                from ..evaluation import Evaluator
-
-            evaluate = Evaluator.open
+            evaluate = open_evaluator
         result = run_training(config, folder, resume, display=choose_display(), monitor=monitor, evaluate=evaluate)
     report(result)
     if result.signal is not None:
         sys.exit(128 + result.signal)
+
+
+def open_evaluator(*arguments: Any, **options: Any) -> Any:
+    """An evaluator of images, whose statistics of the dataset may take their time."""
+    from ..evaluation import Evaluator
+    from .progress import shown_progress
+
+    with shown_progress() as show:
+        return Evaluator.open(*arguments, **options, report=show)
 
 
 def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) -> Config:
@@ -162,9 +168,9 @@ def sample(
         if weights not in ("ema", "raw"):
             raise ValueError(f"--weights is ema or raw, not {weights!r}")
         from ..training import Wish, sample_run
-        from .sampling_display import image_progress
+        from .progress import shown_progress
 
-        with image_progress() as progress:
+        with shown_progress() as show:
             folder = sample_run(
                 run,
                 count,
@@ -177,7 +183,7 @@ def sample(
                 checkpoint=checkpoint,
                 batch=batch,
                 compile=compile,
-                progress=progress,
+                progress=lambda done, total: show("images", done, total),
             )
     if is_first_process():
         there = sum(path.stem.isdigit() for path in folder.glob("*.png"))

@@ -69,16 +69,17 @@ class FeatureNetwork:
     """What the Fréchet distance on these features is called. Only the original network's is the FID."""
     forward: Callable[[Tensor], Tensor]
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor, told: Callable[[float], None] = lambda share: None) -> Tensor:
         """Features of images, in batches; grey images are repeated. Shape: (B, C, H, W), uint8 → (B, D), float32."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(f"images are uint8 of shape (B, 1 or 3, H, W), not {images.dtype} {tuple(images.shape)}")
-        return torch.cat(list(self._batches(images)))
+        return torch.cat(list(self._batches(images, told)))
 
-    def _batches(self, images: Tensor) -> Iterator[Tensor]:
+    def _batches(self, images: Tensor, told: Callable[[float], None]) -> Iterator[Tensor]:
         device = own_device()
         with torch.inference_mode():
-            for batch in images.split(BATCH):
+            for number, batch in enumerate(images.split(BATCH)):
+                told(number * BATCH / len(images))
                 # Always as many: what torch calls for a small batch depends on the number of threads, and rounds so.
                 filled = F.pad(batch, (0, 0) * 3 + (0, BATCH - len(batch)))
                 features = self.forward(filled.to(device).expand(-1, 3, -1, -1))[: len(batch)]
