@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from run_cases import assert_same_run, final_tensors, in_processes, lasting_metrics, run_tiny
+from run_cases import assert_same_run, final_tensors, in_processes, lasting_metrics, run_tiny, tiny
 from test_resume import SignalAt
 from torch import Tensor, nn
 
-from scalelong.evaluation import Evaluator, Plan, evaluate_run, periodic, read_evaluations
-from scalelong.training import Display, Result
+from scalelong.evaluation import Evaluator, NotComparable, Plan, compare, evaluate_run, periodic, read_evaluations
+from scalelong.training import Display, Result, build_model
+from scalelong.training.conditions import NOTHING, conditioning_of
 
 pytest.importorskip("torchmetrics")
 
@@ -105,6 +107,49 @@ def test_an_evaluated_run_has_the_weights_and_losses_of_one_that_is_not(whole: P
 def test_evaluations_are_in_float32_whatever_the_precision_of_training(tmp_path: Path) -> None:
     run_evaluated(tmp_path / "run", "training.precision=bf16", "training.steps=2")
     assert_as_evaluated_afterwards(tmp_path / "run")
+
+
+def test_evaluations_are_of_guided_images_where_the_recipe_guides(tmp_path: Path) -> None:
+    guided = ("data.label_column=label", "labels.classes=10", "labels.drop=0.2", "sampling.guidance=2.0")
+    run_evaluated(tmp_path / "run", *guided, "training.steps=2")
+    assert read_evaluations(tmp_path / "run")[-1].facts["sampler"] == "ddim, 2 steps, guidance 2"
+    assert_as_evaluated_afterwards(tmp_path / "run")
+    plain = evaluate_run(tmp_path / "run", Plan(IMAGES, ("ema", "raw"), "net.pt", sampling={"guidance": 1.0}))
+    assert [one.figures for one in plain] != [one.figures for one in read_evaluations(tmp_path / "run")[:2]]
+
+
+def test_what_sharded_weights_draw_says_their_precision(tmp_path: Path) -> None:
+    config = tiny(*EVALUATED, "training.precision=bf16")
+    granted = (conditioning_of(config), NOTHING)
+    alone, sharded = (Evaluator.open(config, tmp_path, granted, together=flag) for flag in (False, True))
+    features = alone.network(torch.randint(255, (40, 1, 8, 8)).byte())
+    found = [one.measure(features, 2, "ema") for one in (alone, sharded)]
+    assert [one.facts["precision"] for one in found] == ["fp32", "bf16"]
+    with pytest.raises(NotComparable, match="the precision of the drawing is 'fp32' and 'bf16'"):
+        compare(*found)
+
+
+def test_blocks_that_another_step_left_behind_are_not_taken_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill between two evaluations, where nobody tidied up."""
+    config = tiny(*EVALUATED, "evaluation.images=40")
+    evaluator = Evaluator.open(config, tmp_path, (conditioning_of(config), NOTHING))
+    values = [
+        evaluator.evaluate(build_model(tiny(*EVALUATED, f"seed={step}")).eval(), step, "ema", lambda: False)
+        for step in (1, 2)
+    ]
+    assert values[0] is not None and values[1] is not None
+    assert values[0].figures != values[1].figures
+
+
+def test_a_library_that_is_missing_is_named_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchmetrics.image.kid", None)
+    with pytest.raises(ImportError, match="the KID needs torchmetrics"):
+        run_evaluated(tmp_path / "run")
+    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
 def test_a_run_stopped_between_evaluations_goes_on_without_losing_or_repeating_one(whole: Path, tmp_path: Path) -> None:
