@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation_cases import script_file, tiny_run
+from evaluation_cases import TINY, script_file, tiny_run
 from typer.testing import CliRunner
 
 from scalelong.cli import progress
@@ -61,6 +61,19 @@ def test_how_far_a_command_is_stands_on_stderr(made: Path, monkeypatch: pytest.M
     lines = result.stderr.splitlines()
     assert lines[0] == "0 of 40 images of the dataset read" and lines[-1] == "40 of 40 images of the dataset described"
     assert result.stdout.startswith("40 images, 8 features") and result.stdout.count("\n") == 1
+
+
+def test_a_training_that_waits_for_statistics_says_so(
+    made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    network = made / "net.pt"
+    monkeypatch.chdir(tmp_path)
+    evaluated = ("evaluation.every=3", "evaluation.images=20", f"evaluation.network={network}")
+    result = run("train", "digits", *(f"--set={override}" for override in (*TINY, *evaluated)))
+    assert result.exit_code == 0, result.output
+    assert "297 of 297 images of the dataset described" in result.stderr.splitlines()
+    assert "FD-net" in result.stdout and "dataset" not in result.stdout
 
 
 def test_an_evaluation_prints_a_table_and_writes_its_file(made: Path) -> None:

@@ -231,6 +231,7 @@ def test_a_network_sees_batches_of_one_size_so_that_features_do_not_depend_on_ho
     found = network(images)
     assert sizes == [BATCH, BATCH] and len(found) == BATCH + 5
     assert torch.equal(found, images.float().mean((2, 3)))
+    assert network(images[:0]).shape == (0, 3)
 
 
 def test_grey_images_are_those_of_equal_channels_and_batches_do_not_matter() -> None:

@@ -24,7 +24,7 @@ from scalelong.evaluation.statistics import StatisticsError
 np = pytest.importorskip("numpy")
 
 
-@pytest.mark.parametrize("sizes", [[100], [1, 99], [33, 33, 34], [1] * 100])
+@pytest.mark.parametrize("sizes", [[100], [1, 99], [33, 33, 34], [1] * 100, [0, 60, 0, 40]])
 def test_mean_and_covariance_do_not_depend_on_the_parts_they_come_in(sizes: list[int]) -> None:
     features = gaussians(100, 6, 0, mean=3, stretch=0.5)
     moments = Moments()

@@ -79,7 +79,7 @@ class FeatureNetwork:
         device = own_device()
         with torch.inference_mode():
             for number, batch in enumerate(images.split(BATCH)):
-                told(number * BATCH / len(images))
+                told(number * BATCH / max(len(images), 1))
                 # Always as many: what torch calls for a small batch depends on the number of threads, and rounds so.
                 filled = F.pad(batch, (0, 0) * 3 + (0, BATCH - len(batch)))
                 features = self.forward(filled.to(device).expand(-1, 3, -1, -1))[: len(batch)]

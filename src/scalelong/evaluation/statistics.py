@@ -57,6 +57,8 @@ class Moments:
         """Shape: (B, D), of any float type."""
         x = features.double()
         check_finite(x)
+        if not len(x):
+            return self  # None of a block's images could be read.
         mean = x.mean(0)
         centred = x - mean
         return self._merge(len(x), mean, centred.T @ centred)
