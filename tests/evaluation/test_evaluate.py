@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from evaluation_cases import gaussians, reference_of, script_file, smooth_images, tiny_network, tiny_run
+from evaluation_cases import script_file, smooth_images, tiny_network, tiny_run
 from torch import Tensor, nn
 
 from scalelong.data.prepare import Share
@@ -21,7 +21,6 @@ from scalelong.evaluation import (
     Figure,
     NotComparable,
     Plan,
-    Reference,
     build_reference,
     compare,
     evaluate_network,
@@ -33,10 +32,8 @@ from scalelong.evaluation import (
     statistics_of,
 )
 from scalelong.evaluation import evaluate as evaluating
-from scalelong.evaluation.blocks import Blocks
-from scalelong.evaluation.facts import check_reference, result_facts
-from scalelong.evaluation.results import NAMES, counterpart, record
-from scalelong.training import Run, load_recipe
+from scalelong.evaluation.results import NAMES
+from scalelong.training import Run
 from scalelong.training.sampling import Artist, load_network
 
 pytest.importorskip("torchmetrics")
@@ -181,63 +178,6 @@ def test_two_processes_give_what_one_gives(fresh: Path, run: Path, plan: Plan) -
     assert figures(evaluate_run(fresh, plan, share=Share(0, 2))) == expected
 
 
-def count_up(numbers: range, told: Callable[[float], None]) -> Tensor:
-    """Features that are the numbers of their images."""
-    told(0.5)
-    return torch.tensor(numbers).float()[:, None]
-
-
-def test_the_first_process_waits_for_the_blocks_of_the_others(tmp_path: Path) -> None:
-    own_is_made, found = threading.Event(), []
-
-    blocks = Blocks(tmp_path / "blocks", {"network": "numbers"}, 300, count_up, lambda *_: own_is_made.set())
-    first = threading.Thread(target=lambda: found.append(blocks.compute(Share(0, 2))), daemon=True)
-    first.start()
-    assert own_is_made.wait(timeout=60)
-    first.join(timeout=0.5)
-    assert first.is_alive() and not found
-    blocks.compute(Share(1, 2))
-    first.join(timeout=60)
-    assert torch.equal(found[0], torch.arange(300.0)[:, None])
-
-
-def test_blocks_are_dealt_out_by_number(tmp_path: Path) -> None:
-    made: list[int] = []
-
-    def make(numbers: range, told: Callable[[float], None]) -> Tensor:
-        made.append(numbers.start)
-        return count_up(numbers, told)
-
-    blocks = Blocks(tmp_path / "blocks", {"network": "numbers"}, 1000, make)
-    assert blocks.compute(Share(1, 2)) is None
-    assert made == [256, 768]
-    all_of_them = blocks.compute(Share(0, 2))
-    assert made == [256, 768, 0, 512]
-    assert all_of_them is not None and torch.equal(all_of_them, torch.arange(1000.0)[:, None])
-    assert blocks.compute(Share(1, 2)) is None
-    assert made == [256, 768, 0, 512], "a process that comes late makes nothing again"
-
-
-def test_a_process_that_was_slow_does_not_make_again_what_others_have_finished(tmp_path: Path) -> None:
-    made: list[int] = []
-
-    def make(numbers: range, told: Callable[[float], None]) -> Tensor:
-        made.append(numbers.start)
-        if made == [256]:
-            # Meanwhile a command with one process comes, does everything and finishes the folder.
-            Blocks(tmp_path / "blocks", {}, 1000, count_up).compute()
-        return count_up(numbers, told)
-
-    Blocks(tmp_path / "blocks", {}, 1000, make).compute(Share(1, 2))
-    assert made == [256]
-
-
-def test_progress_moves_within_a_block(tmp_path: Path) -> None:
-    seen: list[tuple[float, int]] = []
-    Blocks(tmp_path / "blocks", {}, 300, count_up, lambda *done: seen.append(done)).compute()
-    assert seen == [(0, 300), (128, 300), (256, 300), (278, 300), (300, 300)]
-
-
 def test_an_evaluation_tells_how_many_images_are_read_described_and_drawn(
     fresh: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -283,62 +223,6 @@ def test_commands_that_want_the_same_statistics_at_once_make_them_once(run: Path
     assert len(calls) == 10, "297 images, 32 at once"
 
 
-FACTS = {
-    "network": "inception",
-    "weights": "6726825d",
-    "resize": "bilinear to 299 px",
-    "images": 50_000,
-    "sampler": "ddim, 50 steps",
-    "precision": "fp32",
-    "captions": None,
-    "reference": "abc",
-    "reference_images": 50_000,
-}
-
-
-def evaluation(**changed: object) -> Evaluation:
-    return Evaluation({**FACTS, **changed}, {"FID": Figure(3.0)}, 0, "ema")  # type: ignore[dict-item]
-
-
-@pytest.mark.parametrize(("key", "value"), [(key, f"other {key}") for key in FACTS])
-def test_figures_that_differ_in_a_fact_refuse_to_be_compared_and_name_it(key: str, value: str) -> None:
-    with pytest.raises(NotComparable, match=f"the {NAMES[key]} is .* and '{value}'"):
-        compare(evaluation(), evaluation(**{key: value}))
-
-
-def test_figures_with_equal_facts_are_subtracted() -> None:
-    better = replace(evaluation(), figures={"FID": Figure(2.5), "KID": Figure(0.1)}, step=10)
-    assert compare(evaluation(), better) == {"FID": -0.5}
-
-
-def test_the_latest_comparable_evaluation_of_the_same_weights_is_the_counterpart() -> None:
-    one, other, raw = evaluation(), evaluation(images=100), replace(evaluation(), weights="raw")
-    early, late = replace(one, step=1), replace(one, step=2)
-    assert counterpart(one.facts, "ema", [early, late, raw, other]) == late
-    assert counterpart(one.facts, "ema", [early, raw, other][1:]) == raw
-    assert counterpart(one.facts, "ema", [other]) == other
-
-
-def test_a_reference_of_another_network_is_refused() -> None:
-    network = tiny_network()
-    reference = reference_of(gaussians(20, 16, 0), network)
-    check_reference(reference, network)
-    with pytest.raises(NotComparable, match="reference's weights is 'weights-0', and the evaluation's is 'weights-1'"):
-        check_reference(reference, tiny_network(seed=1))
-    with pytest.raises(NotComparable, match="taken for pytorch-fid's, whose network is 'inception' with the released"):
-        check_reference(Reference(reference.statistics, {}), network)
-
-
-def test_a_reference_of_pytorch_fid_goes_with_the_released_weights_only() -> None:
-    unsaid = Reference(statistics_of(gaussians(20, 16, 0)), {})
-    inception = replace(tiny_network("inception"), distance="FID")
-    check_reference(unsaid, inception)
-    with pytest.raises(
-        NotComparable, match="does not say .* the evaluation's is 'inception' with the weights weights-0"
-    ):
-        check_reference(unsaid, replace(inception, distance="FD-Inception"))
-
-
 def test_evaluations_of_other_seeds_are_kept_beside_each_other_and_may_be_compared(fresh: Path, plan: Plan) -> None:
     small = replace(plan, images=40)
     (first,), (second,) = evaluate_run(fresh, small), evaluate_run(fresh, replace(small, seed=7))
@@ -371,23 +255,6 @@ def test_the_checkpoint_of_a_step_can_be_evaluated(fresh: Path, plan: Plan) -> N
     (found,) = evaluate_run(fresh, replace(plan, images=40, checkpoint=0))
     assert found.step == 0
     assert [path.name[:15] for path in (fresh / "evaluation").iterdir()] == ["step-000000-ema"]
-
-
-def test_images_of_captions_say_how_many_different_ones_there_were() -> None:
-    config, network = load_recipe("flickr-tiny", ["data.heldout_count=30"]), tiny_network()
-    reference = reference_of(gaussians(20, 16, 0), network)
-    assert [result_facts(config, network, reference, images)["captions"] for images in (20, 40)] == [20, 30]
-
-
-def test_later_evaluations_replace_those_of_the_same_facts_and_keep_the_others(tmp_path: Path) -> None:
-    first, other = evaluation(), evaluation(images=100)
-    record(tmp_path, [first])
-    record(tmp_path, [other])
-    again = replace(first, figures={"FID": Figure(2.0, 0.1, 1.8, 2.2)})
-    record(tmp_path, [again])
-    assert read_evaluations(tmp_path) == [other, again]
-    with pytest.raises(ValueError, match="there is no .*: scalelong evaluate writes it"):
-        read_evaluations(tmp_path / "elsewhere.json")
 
 
 def damaged(kind: str) -> list[Callable[[Tensor], Tensor]]:

@@ -113,8 +113,10 @@ class Evaluator:
     @property
     def precision(self) -> str:
         """float32 whatever the training's, but shards draw in that of the training."""
+        if not self.together:
+            return "fp32"
         own = resolve_precision(self.config.training.precision, best_device())
-        return own if self.together and own != "no" else "fp32"
+        return "fp32" if own == "no" else own
 
     @property
     def exchange(self) -> Path:
