@@ -133,7 +133,7 @@ def test_a_compressed_file_that_is_damaged_inside_is_named(tmp_path: Path) -> No
     path = tmp_path / "theirs.npz"
     np.savez_compressed(path, mu=np.zeros(500), sigma=np.eye(500))
     content = bytearray(path.read_bytes())
-    content[60:80] = bytes(20)
+    content[56:76] = b"\xff" * 20  # No compressed data looks like this.
     path.write_bytes(bytes(content))
     with pytest.raises(StatisticsError, match="theirs.npz is not an .npz that can be read"):
         load_reference(path)
