@@ -15,6 +15,7 @@ from prepare_cases import contents
 from typer.testing import CliRunner
 
 import scalelong
+from scalelong.cli import progress
 from scalelong.cli.commands import app
 from scalelong.data import load_images
 from scalelong.data.encoders import TextEncoder
@@ -51,16 +52,19 @@ def run(*arguments: Any) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong")
 
 
-def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(recipe: Path) -> None:
+def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scalelong.training import load_recipe
 
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     result = run("prepare", recipe)
     assert result.exit_code == 0, result.output
     config = load_recipe(recipe)
     folder = prepared_folder(config.name, config.data, config.text, config.latents)
     assert re.fullmatch(r"prepared/tiny-[0-9a-f]{8}", str(folder))
-    *progress, last = result.stdout.splitlines()
-    assert progress[-1] == "24 of 24 rows"
+    assert result.stderr.splitlines()[-1] == "24 of 24 rows"
+    (last,) = result.stdout.splitlines()
     assert last.startswith(f"finished: {folder}, 18 rows to train on and 6 held out, ")
     assert last.endswith(f"To train: scalelong train {recipe}")
     images = load_images(config.data)
@@ -100,7 +104,7 @@ def test_a_stopped_command_says_that_it_goes_on(recipe: Path, monkeypatch: pytes
     monkeypatch.setattr(TextEncoder, "encode", stop)
     result = run("prepare", recipe)
     assert result.exit_code == 130
-    assert result.stdout == "stopped: what is finished is kept, and the same command goes on with the rest\n"
+    assert result.stderr == "stopped: what is finished is kept, and the same command goes on with the rest\n"
 
 
 def test_processes_of_a_launcher_start_no_others(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_half_precision_images_are_noised_and_scored_in_single_precision(predict
     x0, noise, t = batch(process)
     half = [values.bfloat16() for values in (x0, noise, torch.randn_like(x0))]
     single = [values.float() for values in half]
-    for method in ("add_noise", "target", "predict_x0", "predict_noise"):
+    for method in ("add_noise", "target", "predict_x0"):
         result = getattr(process, method)(half[0], half[1], t)
         assert result.dtype == torch.float32
         assert torch.equal(result, getattr(process, method)(single[0], single[1], t))
@@ -87,25 +87,13 @@ def test_half_precision_images_are_noised_and_scored_in_single_precision(predict
 
 @kinds
 @predictions
-def test_the_target_gives_back_the_image_and_the_noise(kind, prediction: str) -> None:
+def test_the_target_gives_back_the_image(kind, prediction: str) -> None:
     process = build(kind, prediction)
     x0, noise, t = batch(process, 64)
     noisy, target = process.add_noise(x0, noise, t), process.target(x0, noise, t)
     alpha = alpha_bar(process, t).sqrt().reshape(-1, 1, 1, 1)
-    sigma = (1 - alpha**2).sqrt()
-    # Dividing by alpha or sigma enlarges the rounding of x_t, so errors are compared before the division.
+    # Dividing by alpha enlarges the rounding of x_t, so errors are compared before the division.
     torch.testing.assert_close(alpha * process.predict_x0(target, noisy, t), alpha * x0, atol=2e-6, rtol=0)
-    torch.testing.assert_close(sigma * process.predict_noise(target, noisy, t), sigma * noise, atol=2e-6, rtol=0)
-
-
-@kinds
-@predictions
-def test_the_predicted_image_and_noise_compose_to_the_noised_image(kind, prediction: str) -> None:
-    process = build(kind, prediction)
-    noisy, output, t = batch(process)
-    x0, noise = process.predict_x0(output, noisy, t), process.predict_noise(output, noisy, t)
-    scale = 1 + x0.abs().max().item() * 1e-2  # an arbitrary output at ᾱ ≈ 0 implies an image of any size
-    torch.testing.assert_close(process.add_noise(x0, noise, t), noisy, atol=2e-6 * scale, rtol=1e-5)
 
 
 def test_velocity_is_that_of_diffusers() -> None:
@@ -141,7 +129,8 @@ def test_min_snr_weights_are_one_loss_whatever_is_predicted(kind, gamma: float) 
     for prediction in PREDICTIONS:
         process = build(kind, prediction, min_snr_gamma=gamma)
         noisy = process.add_noise(x0, noise, t)
-        implied = build(kind, "x0").predict_noise(guess, noisy, t)
+        log_signal = process.schedule.log_alpha_bar(t).reshape(-1, 1, 1, 1)
+        implied = (noisy - torch.exp(log_signal / 2) * guess) / torch.sqrt(-torch.expm1(log_signal))
         losses.append(process.loss(process.target(guess, implied, t), x0, noise, t).per_sample)
     snr = torch.logit(alpha_bar(process, t).double())
     expected = snr.exp().clamp(max=gamma) * (guess - x0).square().mean(dim=(1, 2, 3))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from evaluation_cases import gaussians, reference_of, script_file, smooth_images, tiny_network, tiny_run
+from evaluation_cases import script_file, smooth_images, tiny_network, tiny_run
 from torch import Tensor, nn
 
 from scalelong.data.prepare import Share
 from scalelong.evaluation import (
     Evaluation,
+    FeatureNetwork,
     Figure,
     NotComparable,
     Plan,
-    Reference,
     build_reference,
     compare,
     evaluate_network,
@@ -30,11 +32,9 @@ from scalelong.evaluation import (
     statistics_of,
 )
 from scalelong.evaluation import evaluate as evaluating
-from scalelong.evaluation.blocks import Blocks
-from scalelong.evaluation.evaluate import check_reference
-from scalelong.evaluation.results import NAMES, counterpart, record
+from scalelong.evaluation.results import NAMES
 from scalelong.training import Run
-from scalelong.training.sampling import load_network
+from scalelong.training.sampling import Artist, load_network
 
 pytest.importorskip("torchmetrics")
 
@@ -68,16 +68,16 @@ def figures(found: list[Evaluation]) -> dict[str, Figure]:
 
 
 def count_draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The seeds of the blocks that are drawn from now on."""
-    seeds: list[int] = []
-    original = evaluating.draw
+    """The first image of each block that is drawn from now on."""
+    starts: list[int] = []
+    original = evaluating.features_of
 
-    def draw(*arguments: object, seed: int, **options: object) -> Tensor:
-        seeds.append(seed)
-        return original(*arguments, seed=seed, **options)  # type: ignore[arg-type]
+    def features_of(artist: Artist, network: FeatureNetwork, numbers: range, *rest: Any) -> Tensor:
+        starts.append(numbers.start)
+        return original(artist, network, numbers, *rest)
 
-    monkeypatch.setattr(evaluating, "draw", draw)
-    return seeds
+    monkeypatch.setattr(evaluating, "features_of", features_of)
+    return starts
 
 
 def test_an_evaluation_holds_every_figure_with_its_interval_and_every_fact(fresh: Path, plan: Plan) -> None:
@@ -111,15 +111,15 @@ def test_an_interrupted_evaluation_goes_on_and_gives_the_same(
     fresh: Path, run: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = figures(evaluate_run(run, plan))
-    original = evaluating.draw
+    original = Artist.draw
 
-    def stop(*arguments: object, seed: int, **options: object) -> Tensor:
-        if seed:
+    def stop(artist: Artist, numbers: range, *rest: Any) -> Tensor:
+        if numbers.start >= 256:
             raise KeyboardInterrupt
-        return original(*arguments, seed=seed, **options)  # type: ignore[arg-type]
+        return original(artist, numbers, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluating, "draw", stop)
+        patch.setattr(Artist, "draw", stop)
         with pytest.raises(KeyboardInterrupt):
             evaluate_run(fresh, plan)
     seeds = count_draws(monkeypatch)
@@ -178,36 +178,19 @@ def test_two_processes_give_what_one_gives(fresh: Path, run: Path, plan: Plan) -
     assert figures(evaluate_run(fresh, plan, share=Share(0, 2))) == expected
 
 
-def test_the_first_process_waits_for_the_blocks_of_the_others(tmp_path: Path) -> None:
-    own_is_made, found = threading.Event(), []
-
-    def make(start: int, stop: int) -> Tensor:
-        return torch.arange(start, stop).float()[:, None]
-
-    blocks = Blocks(tmp_path / "blocks", {"network": "numbers"}, 300, make, lambda *_: own_is_made.set())
-    first = threading.Thread(target=lambda: found.append(blocks.compute(Share(0, 2))), daemon=True)
-    first.start()
-    assert own_is_made.wait(timeout=60)
-    first.join(timeout=0.5)
-    assert first.is_alive() and not found
-    blocks.compute(Share(1, 2))
-    first.join(timeout=60)
-    assert torch.equal(found[0], torch.arange(300.0)[:, None])
-
-
-def test_blocks_are_dealt_out_by_number(tmp_path: Path) -> None:
-    made: list[int] = []
-
-    def make(start: int, stop: int) -> Tensor:
-        made.append(start)
-        return torch.arange(start, stop).float()[:, None]
-
-    blocks = Blocks(tmp_path / "blocks", {"network": "numbers"}, 1000, make)
-    assert blocks.compute(Share(1, 2)) is None
-    assert made == [256, 768]
-    all_of_them = blocks.compute(Share(0, 2))
-    assert made == [256, 768, 0, 512]
-    assert all_of_them is not None and torch.equal(all_of_them, torch.arange(1000.0)[:, None])
+def test_an_evaluation_tells_how_many_images_are_read_described_and_drawn(
+    fresh: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: dict[str, list[float]] = {}
+    evaluate_run(
+        fresh,
+        replace(plan, images=64, reference=None),
+        report=lambda what, done, count: seen.setdefault(what, []).append(done / count),
+    )
+    assert list(seen) == ["images of the dataset read", "images of the dataset described", "images drawn"]
+    assert all(shares == sorted(shares) and shares[-1] == 1 for shares in seen.values())
+    assert 0.5 in seen["images drawn"], "after the first of two steps"
 
 
 def test_statistics_are_built_once_and_found_by_content(
@@ -220,7 +203,7 @@ def test_statistics_are_built_once_and_found_by_content(
     again = build_reference(data, counted, folder=plan.reference.parent)
     assert again == plan.reference and calls == []
     other = build_reference(data, counted, folder=plan.reference.parent, images=50)
-    assert other is not None and other != plan.reference and sum(calls) == 50
+    assert other is not None and other != plan.reference and len(calls) == 2
     assert load_reference(other).statistics.count == 50
     assert not list(plan.reference.parent.glob("*.blocks"))
     with pytest.raises(ValueError, match="there are 297 images .* 2 to 297"):
@@ -237,62 +220,41 @@ def test_commands_that_want_the_same_statistics_at_once_make_them_once(run: Path
     for thread in threads:
         thread.join()
     assert len(found) == 3 and len(set(found)) == 1
-    assert sum(calls) == 297
+    assert len(calls) == 10, "297 images, 32 at once"
 
 
-FACTS = {
-    "network": "inception",
-    "weights": "6726825d",
-    "resize": "bilinear to 299 px",
-    "images": 50_000,
-    "sampler": "ddim, 50 steps",
-    "reference": "abc",
-    "reference_images": 50_000,
-}
+def test_evaluations_of_other_seeds_are_kept_beside_each_other_and_may_be_compared(fresh: Path, plan: Plan) -> None:
+    small = replace(plan, images=40)
+    (first,), (second,) = evaluate_run(fresh, small), evaluate_run(fresh, replace(small, seed=7))
+    assert (first.seed, second.seed) == (0, 7)
+    assert read_evaluations(fresh) == [first, second]
+    assert compare(first, second)["FD-features"] != 0
 
 
-def evaluation(**changed: object) -> Evaluation:
-    return Evaluation({**FACTS, **changed}, {"FID": Figure(3.0)}, 0, "ema")  # type: ignore[dict-item]
+def test_what_cannot_be_compared_is_refused_before_an_image_is_drawn(
+    fresh: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (other,) = evaluate_run(fresh, replace(plan, images=40))
+    starts = count_draws(monkeypatch)
+    with pytest.raises(NotComparable, match="the number of images is 40 and 50"):
+        evaluate_run(fresh, replace(plan, images=50), others=[other])
+    assert starts == []
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, f"other {key}") for key in FACTS])
-def test_figures_that_differ_in_a_fact_refuse_to_be_compared_and_name_it(key: str, value: str) -> None:
-    with pytest.raises(NotComparable, match=f"the {NAMES[key]} is .* and '{value}'"):
-        compare(evaluation(), evaluation(**{key: value}))
+def test_a_missing_library_is_named_before_an_image_is_drawn(
+    fresh: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = count_draws(monkeypatch)
+    monkeypatch.setitem(sys.modules, "torchmetrics.image.kid", None)
+    with pytest.raises(ImportError, match=r'the KID needs torchmetrics: pip install "scalelong\[eval\]"'):
+        evaluate_run(fresh, plan)
+    assert starts == []
 
 
-def test_figures_with_equal_facts_are_subtracted() -> None:
-    better = replace(evaluation(), figures={"FID": Figure(2.5), "KID": Figure(0.1)}, step=10)
-    assert compare(evaluation(), better) == {"FID": -0.5}
-
-
-def test_the_latest_comparable_evaluation_of_the_same_weights_is_the_counterpart() -> None:
-    one, other, raw = evaluation(), evaluation(images=100), replace(evaluation(), weights="raw")
-    early, late = replace(one, step=1), replace(one, step=2)
-    assert counterpart(one, [early, late, raw, other]) == late
-    assert counterpart(one, [early, raw, other][1:]) == raw
-    assert counterpart(one, [other]) == other
-
-
-def test_a_reference_of_another_network_is_refused() -> None:
-    network = tiny_network()
-    reference = reference_of(gaussians(20, 16, 0), network)
-    check_reference(reference, network)
-    with pytest.raises(NotComparable, match="reference's weights is 'weights-0', and the evaluation's is 'weights-1'"):
-        check_reference(reference, tiny_network(seed=1))
-    with pytest.raises(NotComparable, match="network is 'inception', as files that do not say"):
-        check_reference(Reference(reference.statistics, {}), network)
-
-
-def test_later_evaluations_replace_those_of_the_same_facts_and_keep_the_others(tmp_path: Path) -> None:
-    first, other = evaluation(), evaluation(images=100)
-    record(tmp_path, [first])
-    record(tmp_path, [other])
-    again = replace(first, figures={"FID": Figure(2.0, 0.1, 1.8, 2.2)})
-    record(tmp_path, [again])
-    assert read_evaluations(tmp_path) == [other, again]
-    with pytest.raises(ValueError, match="there is no .*: scalelong evaluate writes it"):
-        read_evaluations(tmp_path / "elsewhere.json")
+def test_the_checkpoint_of_a_step_can_be_evaluated(fresh: Path, plan: Plan) -> None:
+    (found,) = evaluate_run(fresh, replace(plan, images=40, checkpoint=0))
+    assert found.step == 0
+    assert [path.name[:15] for path in (fresh / "evaluation").iterdir()] == ["step-000000-ema"]
 
 
 def damaged(kind: str) -> list[Callable[[Tensor], Tensor]]:

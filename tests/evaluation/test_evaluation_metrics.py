@@ -50,6 +50,21 @@ def test_the_distance_of_singular_covariances_is_finite_and_right() -> None:
     assert 0 < frechet_distance(few, statistics_of(gaussians(5, 30, 1))) < float("inf")
 
 
+@pytest.mark.parametrize("count", [16, 60])
+def test_features_that_are_not_finite_give_no_distance(count: int) -> None:
+    """By either way: with fewer images than features, and with more."""
+    features = gaussians(count, 20, 1)
+    features[3, 4] = float("nan")
+    with pytest.raises(ValueError, match="features are not finite"):
+        frechet_figure(statistics_of(gaussians(300, 20, 0)), features)
+
+
+def test_a_distance_that_is_no_number_is_not_taken_for_zero() -> None:
+    known = statistics_of(gaussians(50, 3, 0))
+    unknown = Statistics(torch.full((3,), float("nan")).double(), known.covariance, 50)
+    assert frechet_distance(known, unknown) != 0
+
+
 def test_fewer_images_than_features_give_the_same_distance_by_the_cheaper_way() -> None:
     reference = statistics_of(gaussians(300, 20, 0, mean=1))
     parts = gaussians(16, 20, 1, stretch=0.4).chunk(4)

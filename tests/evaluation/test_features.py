@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from scalelong.evaluation import FeatureError, load_features
 from scalelong.evaluation import features as feature_networks
-from scalelong.evaluation.features import INCEPTION_FILE, Resize, load_inception, load_transformers, read_resize
+from scalelong.evaluation.feature_network import BATCH, FeatureNetwork, Resize
+from scalelong.evaluation.features import INCEPTION_FILE, load_inception
 from scalelong.evaluation.inception import FIDInception
+from scalelong.evaluation.vision import load_transformers, read_resize
 
 
 @pytest.fixture(scope="module")
@@ -139,19 +141,97 @@ def test_what_is_no_network_is_refused_with_the_list_of_what_is(tmp_path: Path) 
         load_features(str(tmp_path / "text.pt"))
 
 
-def test_a_vision_model_of_transformers_is_loaded_by_its_folder(tmp_path: Path) -> None:
+TINY_VIT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+PREPROCESSOR = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 3}
+
+
+def save_vision(folder: Path, kind: str = "ViTModel", **said: object) -> Path:
+    """A tiny vision model of transformers, always with the same weights."""
     transformers = pytest.importorskip("transformers")
-    options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = transformers.ViTConfig(**options, image_size=16, patch_size=8)
-    transformers.ViTModel(config).save_pretrained(tmp_path)
-    with pytest.raises(FeatureError, match="preprocessor_config.json"):
-        load_transformers(str(tmp_path))
-    said = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 3}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
-    network = load_features(str(tmp_path))
-    assert network.resize == "bicubic to 16 px with antialiasing" and network.distance == f"FD-{tmp_path.name}"
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(**TINY_VIT, image_size=16, patch_size=8)
+    getattr(transformers, kind)(config).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps({**PREPROCESSOR, **said}))
+    return folder
+
+
+def test_a_vision_model_of_transformers_is_loaded_by_its_folder(tmp_path: Path) -> None:
+    network = load_features(str(save_vision(tmp_path)))
+    assert network.resize.startswith("bicubic to 16 px with antialiasing")
+    assert network.distance == f"FD-{tmp_path.name}"
     assert network(smooth_images(3, 0)).shape == (3, 16)
     assert read_resize(tmp_path) == Resize(16, "bicubic", mean=(0.5,) * 3, std=(0.25,) * 3)
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(FeatureError, match="preprocessor_config.json"):
+        load_transformers(str(tmp_path))
+
+
+def test_a_model_saved_without_what_pools_gives_the_mean_of_its_tokens_and_is_called_so(tmp_path: Path) -> None:
+    folder, images = save_vision(tmp_path / "vit", "ViTForImageClassification"), smooth_images(3, 0)
+    network, again = load_features(str(folder)), load_features(str(folder))
+    assert network.distance == "FD-vit-tokens"
+    # A random pooling layer would be another one each time.
+    assert torch.equal(network(images), again(images))
+
+
+def test_a_vision_model_has_one_name_however_its_folder_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_vision(tmp_path / "vit")
+    monkeypatch.chdir(tmp_path / "vit")
+    names = [".", "../vit", str(tmp_path / "vit")]
+    assert {load_features(name).name for name in names} == {"vit"}
+
+
+def test_what_a_preprocessor_subtracts_and_divides_by_is_a_fact_of_the_network(tmp_path: Path) -> None:
+    resizes = [load_features(str(save_vision(tmp_path, image_mean=[mean] * 3))).resize for mean in (0.5, 0.4)]
+    assert resizes[0].endswith("mean 0.5 0.5 0.5, deviation 0.25 0.25 0.25") and resizes[0] != resizes[1]
+
+
+def test_a_vision_model_that_wants_another_size_than_its_preprocessor_says_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FeatureError, match="does not take images of 24 px"):
+        load_features(str(save_vision(tmp_path, size={"height": 24, "width": 24})))
+
+
+class WantsSixteen(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(-1, 3 * 16 * 16)[:, :4] if x.shape[-1] == 16 else x @ x.flatten(1)
+
+
+class ReturnsTwo(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mean((2, 3)), x
+
+
+@pytest.mark.parametrize(
+    ("module", "side", "message"),
+    [(WantsSixteen(), 8, "does not take images of 8 px"), (ReturnsTwo(), 16, "returns a tuple, not one tensor")],
+)
+def test_a_torchscript_file_that_gives_no_features_of_the_images_is_refused_in_one_line(
+    module: nn.Module, side: int, message: str, tmp_path: Path
+) -> None:
+    network = load_features(str(save_script(module, tmp_path / "net.pt")))
+    with pytest.raises(FeatureError, match=message) as refused:
+        network(torch.zeros(2, 3, side, side, dtype=torch.uint8))
+    assert "\n" not in str(refused.value)
+
+
+def test_features_that_are_not_finite_are_refused_and_the_network_is_named() -> None:
+    network = FeatureNetwork("broken", "0", "none", "FD-broken", lambda images: images.float().mean((2, 3)) / 0)
+    with pytest.raises(FeatureError, match="broken gives features that are not finite"):
+        network(smooth_images(3, 0))
+
+
+def test_a_network_sees_batches_of_one_size_so_that_features_do_not_depend_on_how_many_there_are() -> None:
+    sizes: list[int] = []
+    network = FeatureNetwork(
+        "sizes", "0", "none", "FD", lambda images: sizes.append(len(images)) or images.float().mean((2, 3))
+    )
+    images = smooth_images(BATCH + 5, 0)
+    found = network(images)
+    assert sizes == [BATCH, BATCH] and len(found) == BATCH + 5
+    assert torch.equal(found, images.float().mean((2, 3)))
+    assert network(images[:0]).shape == (0, 3)
 
 
 def test_grey_images_are_those_of_equal_channels_and_batches_do_not_matter() -> None:

@@ -9,13 +9,22 @@ import torch
 from evaluation_cases import gaussians, reference_of, tiny_network
 from torch import Tensor
 
-from scalelong.evaluation import Moments, Reference, frechet_distance, load_reference, save_reference, statistics_of
+from scalelong.evaluation import (
+    Moments,
+    Reference,
+    frechet_distance,
+    load_reference,
+    references,
+    save_reference,
+    statistics_of,
+)
+from scalelong.evaluation.metrics import shuffled
 from scalelong.evaluation.statistics import StatisticsError
 
 np = pytest.importorskip("numpy")
 
 
-@pytest.mark.parametrize("sizes", [[100], [1, 99], [33, 33, 34], [1] * 100])
+@pytest.mark.parametrize("sizes", [[100], [1, 99], [33, 33, 34], [1] * 100, [0, 60, 0, 40]])
 def test_mean_and_covariance_do_not_depend_on_the_parts_they_come_in(sizes: list[int]) -> None:
     features = gaussians(100, 6, 0, mean=3, stretch=0.5)
     moments = Moments()
@@ -27,11 +36,9 @@ def test_mean_and_covariance_do_not_depend_on_the_parts_they_come_in(sizes: list
     assert torch.allclose(found.covariance, features.T.cov(), rtol=1e-11, atol=1e-13)
 
 
-def test_merged_moments_are_those_of_all_and_taking_a_part_out_again_leaves_the_rest() -> None:
+def test_taking_a_part_out_again_leaves_the_moments_of_the_rest() -> None:
     first, second = gaussians(40, 5, 0), gaussians(60, 5, 1, mean=2)
-    both = Moments().add(first).merge(Moments().add(second)).merge(Moments())
-    expected = statistics_of(torch.cat([first, second]))
-    assert torch.allclose(both.statistics().covariance, expected.covariance, rtol=1e-12)
+    both = Moments().add(first).add(second)
     rest = both.without(Moments().add(second)).statistics()
     assert rest.count == 40
     assert torch.allclose(rest.mean, first.mean(0), atol=1e-13)
@@ -120,3 +127,25 @@ def test_files_that_are_missing_or_damaged_are_named(reference: Reference, tmp_p
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(StatisticsError, match="cut.npz is not an .npz that can be read"):
         load_reference(path)
+
+
+def test_a_compressed_file_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.npz"
+    np.savez_compressed(path, mu=np.zeros(500), sigma=np.eye(500))
+    content = bytearray(path.read_bytes())
+    content[56:76] = b"\xff" * 20  # No compressed data looks like this.
+    path.write_bytes(bytes(content))
+    with pytest.raises(StatisticsError, match="theirs.npz is not an .npz that can be read"):
+        load_reference(path)
+
+
+def test_a_file_of_raw_features_is_not_taken_for_statistics(reference: Reference, tmp_path: Path) -> None:
+    save_reference(tmp_path / "one.npz", reference)
+    with pytest.raises(StatisticsError, match="one.features.npy is not an .npz .* it holds one array"):
+        load_reference(tmp_path / "one.features.npy")
+
+
+def test_features_kept_of_a_stream_are_those_kept_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references, "KEPT", 30)
+    features = gaussians(100, 3, 0)
+    assert torch.equal(references.pick(iter(features.split([1, 50, 20, 29])), 100), shuffled(features)[:30])

@@ -126,7 +126,12 @@ def test_labels_go_round_the_classes() -> None:
     [
         (["labels.classes=10"], "labels: needs data.label_column"),
         (["text={encoder: x, width: 8}"], "text: needs data.caption_column"),
-        (["sampling.guidance=2.0"], "guidance needs labels.drop or text.drop above 0"),
+        (["sampling.guidance=0.0"], "guidance other than 1 needs labels.drop or text.drop above 0"),
+        (
+            ["sampling.guidance=0.0", "labels.classes=10", "data.label_column=label"],
+            "guidance other than 1 needs labels.drop or text.drop above 0",
+        ),
+        (["sampling.guidance=2.0"], "guidance other than 1 needs labels.drop or text.drop above 0"),
         (["labels.clases=10", "data.label_column=label"], "did you mean 'labels.classes'"),
         (["sampling.sampler=dimm"], "'ddim'"),
         (["training.parallel=fsdp", "training.compile=true"], "parallel: fsdp works without compile only"),

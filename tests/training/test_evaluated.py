@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import contents
-from run_cases import assert_same_run, final_tensors, in_processes, lasting_metrics, run_tiny
+from run_cases import assert_same_run, final_tensors, in_processes, lasting_metrics, run_tiny, tiny
 from test_resume import SignalAt
 from torch import Tensor, nn
 
-from scalelong.evaluation import Evaluator, Plan, evaluate_run, read_evaluations
-from scalelong.evaluation import evaluate as evaluating
-from scalelong.training import Display, Result, Run
+from scalelong.evaluation import Evaluator, NotComparable, Plan, compare, evaluate_run, periodic, read_evaluations
+from scalelong.training import Display, Result, Run, build_model
+from scalelong.training.conditions import NOTHING, conditioning_of
 
 pytest.importorskip("torchmetrics")
 
@@ -109,6 +110,49 @@ def test_evaluations_are_in_float32_whatever_the_precision_of_training(tmp_path:
     assert_as_evaluated_afterwards(tmp_path / "run")
 
 
+def test_evaluations_are_of_guided_images_where_the_recipe_guides(tmp_path: Path) -> None:
+    guided = ("data.label_column=label", "labels.classes=10", "labels.drop=0.2", "sampling.guidance=2.0")
+    run_evaluated(tmp_path / "run", *guided, "training.steps=2")
+    assert read_evaluations(tmp_path / "run")[-1].facts["sampler"] == "ddim, 2 steps, guidance 2"
+    assert_as_evaluated_afterwards(tmp_path / "run")
+    plain = evaluate_run(tmp_path / "run", Plan(IMAGES, ("ema", "raw"), "net.pt", sampling={"guidance": 1.0}))
+    assert [one.figures for one in plain] != [one.figures for one in read_evaluations(tmp_path / "run")[:2]]
+
+
+def test_what_sharded_weights_draw_says_their_precision(tmp_path: Path) -> None:
+    config = tiny(*EVALUATED, "training.precision=bf16")
+    granted = (conditioning_of(config), NOTHING)
+    alone, sharded = (Evaluator.open(config, tmp_path, granted, together=flag) for flag in (False, True))
+    features = alone.network(torch.randint(255, (40, 1, 8, 8)).byte())
+    found = [one.measure(features, 2, "ema") for one in (alone, sharded)]
+    assert [one.facts["precision"] for one in found] == ["fp32", "bf16"]
+    with pytest.raises(NotComparable, match="the precision of the drawing is 'fp32' and 'bf16'"):
+        compare(*found)
+
+
+def test_blocks_that_another_step_left_behind_are_not_taken_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill between two evaluations, where nobody tidied up."""
+    config = tiny(*EVALUATED, "evaluation.images=40")
+    evaluator = Evaluator.open(config, tmp_path, (conditioning_of(config), NOTHING))
+    values = [
+        evaluator.evaluate(build_model(tiny(*EVALUATED, f"seed={step}")).eval(), step, "ema", lambda: False)
+        for step in (1, 2)
+    ]
+    assert values[0] is not None and values[1] is not None
+    assert values[0].figures != values[1].figures
+
+
+def test_a_library_that_is_missing_is_named_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchmetrics.image.kid", None)
+    with pytest.raises(ImportError, match="the KID needs torchmetrics"):
+        run_evaluated(tmp_path / "run")
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
 def test_a_run_stopped_between_evaluations_goes_on_without_losing_or_repeating_one(whole: Path, tmp_path: Path) -> None:
     assert run_evaluated(tmp_path / "run", display=SignalAt(3, signal.SIGTERM)).step == 3
     assert run_evaluated(tmp_path / "run").finished
@@ -119,16 +163,16 @@ def test_a_run_stopped_between_evaluations_goes_on_without_losing_or_repeating_o
 def test_a_signal_stops_an_evaluation_which_is_made_up_for_when_the_run_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, original = [], evaluating.draw
+    calls, original = [], periodic.features_of
 
-    def draw(*arguments: Any, **options: Any) -> Tensor:
-        calls.append(options["seed"])
+    def features_of(*arguments: Any) -> Tensor:
+        calls.append(arguments)
         if len(calls) == 5:  # Two blocks for each of two weights at step 2; this one is the first of step 4.
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(*arguments, **options)
+        return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluating, "draw", draw)
+        patch.setattr(periodic, "features_of", features_of)
         stopped = run_evaluated(tmp_path / "run")
     assert (stopped.step, stopped.signal, len(calls)) == (4, signal.SIGTERM, 5)
     assert [one.step for one in read_evaluations(tmp_path / "run")] == [2, 2]

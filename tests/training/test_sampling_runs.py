@@ -9,23 +9,29 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from run_cases import free_port, run_tiny
+from test_export import train_unet
 from torch import Tensor
 from typer.testing import CliRunner
 
-from scalelong.cli import sampling_display
+from scalelong import AbsorbedScalingWarning
+from scalelong.cli import progress
 from scalelong.cli.commands import app
+from scalelong.data.prepare import Share
 from scalelong.diffusion import SAMPLERS
-from scalelong.training import RunError, Wish, sample_run
-from scalelong.training.sample_folder import Ranks, SampleFolder, images_in, read_image
+from scalelong.training import RunError, Wish, sample_run, sampling
+from scalelong.training.conditions import Condition
+from scalelong.training.sample_folder import SampleFolder, images_in, read_image
 from scalelong.training.sampling import Artist, title, with_sampling
 
 
@@ -73,10 +79,10 @@ def place(folder: Path, count: int = 10, batch: int = 4, **settings: Any) -> Sam
     return SampleFolder(folder / "images", {"seed": 0, **settings}, count, batch, (1, 8, 8))
 
 
-def fill(folder: SampleFolder, painting: Painting | None = None, ranks: Ranks | None = None) -> list[range]:
+def fill(folder: SampleFolder, painting: Painting | None = None, share: Share | None = None) -> list[range]:
     """The blocks that were drawn."""
     painting = painting or Painting()
-    folder.fill(painting, ranks or Ranks())
+    folder.fill(painting, share or Share())
     return painting.drawn
 
 
@@ -181,7 +187,7 @@ def test_processes_share_the_blocks_and_write_the_files_of_one(
     world: int, tmp_path: Path, fresh: dict[str, bytes]
 ) -> None:
     folder, paintings = place(tmp_path), [Painting(wait=0.01 * rank) for rank in range(world)]
-    threads = [Thread(target=fill, args=(folder, paintings[rank], Ranks(rank, world))) for rank in range(world)]
+    threads = [Thread(target=fill, args=(folder, paintings[rank], Share(rank, world))) for rank in range(world)]
     for thread in reversed(threads):
         thread.start()
     for thread in threads:
@@ -191,12 +197,31 @@ def test_processes_share_the_blocks_and_write_the_files_of_one(
     assert [painting.drawn for painting in paintings] == [folder.blocks[rank::world] for rank in range(world)]
 
 
+def test_processes_begin_anew_where_a_partial_folder_was_removed_and_its_settings_left(
+    tmp_path: Path, fresh: dict[str, bytes]
+) -> None:
+    folder = place(tmp_path)
+    with pytest.raises(Interrupted):
+        fill(folder, Painting(limit=1))
+    shutil.rmtree(folder.partial)
+    second = Thread(target=fill, args=(folder, None, Share(1, 2)), daemon=True)
+    second.start()
+    # Long enough for the second process to look for the folder several times before the first makes it.
+    second.join(timeout=0.5)
+    first = Thread(target=fill, args=(folder, None, Share(0, 2)), daemon=True)
+    first.start()
+    for thread in (first, second):
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+    assert contents(folder.folder) == fresh
+
+
 def test_what_two_processes_began_one_can_finish(tmp_path: Path, fresh: dict[str, bytes]) -> None:
     folder = place(tmp_path)
     with pytest.raises(Interrupted):
-        fill(folder, Painting(limit=1), Ranks(0, 2))
+        fill(folder, Painting(limit=1), Share(0, 2))
     with pytest.raises(Interrupted):
-        fill(folder, Painting(limit=0), Ranks(1, 2))
+        fill(folder, Painting(limit=0), Share(1, 2))
     assert fill(folder) == [range(4, 8), range(8, 10)]
     assert contents(folder.folder) == fresh
 
@@ -217,7 +242,7 @@ def test_progress_counts_the_images_of_all_processes(tmp_path: Path) -> None:
         progress(0.5)
         return Painting().draw(numbers, progress)
 
-    folder.fill(lambda: halfway, Ranks(), lambda *done: seen.append(done))
+    folder.fill(lambda: halfway, Share(), lambda *done: seen.append(done))
     assert seen == [(6.0, 10), (9.0, 10), (10, 10)]
 
 
@@ -273,6 +298,32 @@ def test_at_another_batch_size_images_are_at_most_one_grey_level_apart(run: Path
     assert (later - by_batch[0][3:]).abs().max() <= 1
 
 
+def test_a_class_and_a_prompt_are_both_told_to_a_network_that_takes_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe with labels and text, whose encoder gives the length of a prompt."""
+    from scalelong.training import load_recipe
+
+    class Lengths:
+        def __init__(self, *_: Any) -> None: ...
+
+        def encode(self, captions: list[str]) -> Tensor:
+            return torch.tensor([float(len(caption)) for caption in captions]).view(-1, 1, 1)
+
+    monkeypatch.setattr(sampling, "TextEncoder", Lengths)
+    both = ("data.label_column=label", "labels.classes=3", "data.caption_column=text", "text={encoder: x, width: 1}")
+    config = load_recipe("digits", both)
+    for wish, labels in ((Wish(2, "dog"), [2, 2]), (Wish(None, "dog"), [1, 2])):
+        condition = sampling.conditions_of(config, wish)[1](range(4, 6))
+        assert condition.labels is not None and condition.labels.tolist() == labels
+        assert condition.text is not None and condition.text.flatten().tolist() == [3.0, 3.0]
+    captions = Condition(torch.tensor([0, 1]), torch.ones(2, 1, 1))
+    monkeypatch.setattr(sampling, "open_inputs", lambda config: SimpleNamespace(empty_text=torch.zeros(1, 1)))
+    monkeypatch.setattr(sampling, "heldout_condition", lambda *_, **__: captions)
+    for wish, labels in ((Wish(2), [2, 2]), (Wish(), [0, 1])):
+        condition = sampling.conditions_of(config, wish)[1](range(4, 6))
+        assert condition.labels is not None and condition.labels.tolist() == labels
+        assert condition.text is captions.text
+
+
 def test_the_name_tells_prompts_apart() -> None:
     from scalelong.training import load_recipe
 
@@ -303,7 +354,7 @@ def test_sample_says_how_far_it_is_on_stderr_and_the_result_on_stdout(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget(run)
-    monkeypatch.setattr(sampling_display, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     arguments = ("sample", run, "-n", 4, "--batch", 2, "--sampler", "unipc", "--steps", 2)
     result = command(*arguments)
     folder = run / "samples" / "step-000008-ema-seed-0-unipc-2-steps"
@@ -324,7 +375,7 @@ def test_an_interruption_ends_in_one_line_and_is_gone_on_from(run: Path, monkeyp
         patch.setattr(Artist, "draw", interrupt)
         result = command(*arguments)
     assert result.exit_code == 130
-    assert result.stderr == "interrupted: what was drawn is kept, and the same command goes on from there\n"
+    assert result.stderr == "stopped: what is finished is kept, and the same command goes on with the rest\n"
     assert command(*arguments).exit_code == 0
 
 
@@ -332,14 +383,46 @@ def test_a_sampler_that_does_not_exist_fails_in_one_line_with_those_that_do(run:
     result = command("sample", run, "--sampler", "eular")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1 and all(repr(name) in result.stderr for name in SAMPLERS)
+    assert result.stderr.startswith("error: --sampler: sampling.sampler: must be one of ")
+    assert "got 'eular'" in result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--compile",)])
-def test_256_images_of_one_process_of_one_that_was_killed_and_of_two_are_the_same_files(
-    options: tuple[str, ...], run: Path
+def test_a_seed_that_no_generator_takes_fails_in_one_line(run: Path) -> None:
+    result = command("sample", run, "--seed", 2**64)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1 and "--seed" in result.stderr
+
+
+def test_images_of_a_network_that_overflows_are_black_there_and_it_is_said(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    arguments = ["sample", str(run), "-n", "256", "--batch", "16", "--steps", "50", *options]
+    def broken(*_: Any, seeds: list[int], **__: Any) -> Tensor:
+        images = torch.ones(len(seeds), 1, 8, 8)
+        images[1, 0, 0] = float("nan")
+        return images
+
+    monkeypatch.setattr("scalelong.training.sampling.sample", broken)
+    files = pixels(draw(run, count=3, batch=3))
+    assert files[1, 0, 0].eq(0).all() and files[0].eq(255).all()
+    assert "1 of the images 0 to 2 are not numbers everywhere, and black there" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def unet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AbsorbedScalingWarning)
+        return train_unet(tmp_path_factory.mktemp("unet"), "diffusion.steps=1000")
+
+
+# A batch below 16, and threads as torchrun sets them: what torch calls for small batches, and so how it rounds, depends
+# on the number of threads, and the law is about equal ones.
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "batch", "options"), [("run", 16, ()), ("run", 16, ("--compile",)), ("unet", 12, ())])
+def test_256_images_of_one_process_of_one_that_was_killed_and_of_two_are_the_same_files(
+    kind: str, batch: int, options: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    run: Path = request.getfixturevalue(kind)
+    arguments = ["sample", str(run), "-n", "256", "--batch", str(batch), "--steps", "50", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def finish(*launcher: str) -> dict[str, bytes]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .errors import fail, needs_extra
+from .errors import fail
 from .preparing import job_errors
-from .training import Compile, Overrides, run_errors
+from .training import LARGEST_SEED, Compile, Overrides, Which, run_errors
 
 if TYPE_CHECKING:
     from ..data import DataConfig
-    from ..data.prepare import Share
     from ..evaluation import Evaluation
 
 STATS = """Compute the statistics of a dataset's features once, for evaluations to compare with.
@@ -57,7 +55,7 @@ Statistics = Annotated[Path | None, typer.Option("--reference", help="An .npz; e
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps of the solver; else the recipe's.")]
 Sampler = Annotated[str | None, typer.Option(help="The solver; else the recipe's.")]
 Guidance = Annotated[float | None, typer.Option(min=0, help="1 = the condition as it is; else the recipe's.")]
-Seed = Annotated[int, typer.Option(min=0, help="The first image's seed; the next has the next.")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The first image's seed; the next has the next.")]
 Compare = Annotated[Path | None, typer.Option(help="Another run, or its evaluation.json: the difference to it.")]
 
 DEFAULT_NETWORK = "efficientnet-lite0"
@@ -72,12 +70,14 @@ def stats(
     out: Out = Path("statistics"),
 ) -> None:
     with evaluation_errors():
+        from ..data.prepare import Share
         from ..evaluation import build_reference, load_features, load_reference
+        from .progress import shown_progress
 
-        share, config = own_share(), choose_data(data, overrides or [], size)
-        with shown_progress(share) as progress:
+        config = choose_data(data, overrides or [], size)
+        with shown_progress() as show:
             path = build_reference(
-                config, load_features(network), images=images, folder=out, share=share, progress=progress
+                config, load_features(network), images=images, folder=out, share=Share.here(), report=show
             )
         if path is not None:
             found = load_reference(path)
@@ -94,12 +94,14 @@ def evaluate(
     sampler: Sampler = None,
     guidance: Guidance = None,
     seed: Seed = 0,
+    checkpoint: Which = "last",
     compare: Compare = None,
     compile: Compile = False,
 ) -> None:
     with evaluation_errors():
-        from ..evaluation import Plan, evaluate_run, read_evaluations
-        from ..evaluation.results import counterpart
+        from ..data.prepare import Share
+        from ..evaluation import Plan, evaluate_run
+        from .progress import shown_progress
 
         given = {"steps": steps, "sampler": sampler, "guidance": guidance}
         plan = Plan(
@@ -110,59 +112,35 @@ def evaluate(
             seed,
             {key: value for key, value in given.items() if value is not None},
             compile,
+            checkpoint,
         )
         # Read before the figures are written: they may go to the same file.
-        share, others = own_share(), [] if compare is None else read_evaluations(compare)
-        with shown_progress(share) as progress:
-            found = evaluate_run(run, plan, share=share, progress=progress)
+        others = [] if compare is None else read_others(compare)
+        with shown_progress() as report:
+            found = evaluate_run(run, plan, share=Share.here(), report=report, others=others)
         if found:
             show(found, run)
-        if found and others:
-            show_comparison(found[0], counterpart(found[0], others))
+        for one in found if others else []:
+            show_comparison(one, others)
 
 
 @contextmanager
 def evaluation_errors() -> Iterator[None]:
-    with needs_extra("eval"), run_errors(), job_errors(own_share()):
-        yield
+    with run_errors():
+        from ..data.prepare import Share
+
+        with job_errors(Share.here()):
+            yield
 
 
-@contextmanager
-def shown_progress(share: Share) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar in a terminal, ten lines elsewhere; only the first process shows any."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def read_others(path: Path) -> list[Evaluation]:
+    """What figures are compared with."""
+    from ..evaluation import read_evaluations
 
-    if share.rank:
-        yield None
-    elif not Console().is_terminal:
-        yield show_tenths()
-    else:
-        columns = (TextColumn("images"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(compact=True))
-        with Progress(*columns) as bar:
-            task = bar.add_task("images", total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def show_tenths() -> Callable[[int, int], None]:
-    """A function that writes a line whenever another tenth of the images is done."""
-    from .display import print_now
-
-    shown = 0
-
-    def show_line(done: int, total: int) -> None:
-        nonlocal shown
-        before, shown = shown, done * 10 // max(total, 1)
-        if shown > before:
-            print_now(f"{done} of {total} images")
-
-    return show_line
-
-
-def own_share() -> Share:
-    from ..data.prepare import Share
-
-    return Share(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    found = read_evaluations(path)
+    if not found:
+        raise ValueError(f"{path} holds no evaluations to compare with: scalelong evaluate writes them")
+    return found
 
 
 def choose_data(name: str, overrides: list[str], size: int | None) -> DataConfig:
@@ -174,8 +152,8 @@ def choose_data(name: str, overrides: list[str], size: int | None) -> DataConfig
         return load_recipe(name, overrides).data
     if overrides:
         fail("--set changes a recipe, and --size is for a source without one: leave one of them out")
-    # Nothing need be held out for training's sake, but one image must be.
-    return DataConfig(source=name, image_size=size, heldout_count=1)
+    # Held out of the same images without taking it away from them: statistics are of all.
+    return DataConfig(source=name, image_size=size, heldout_split="train", heldout_count=1)
 
 
 def choose_weights(weights: str) -> tuple[Any, ...]:
@@ -200,16 +178,19 @@ def show(found: list[Evaluation], run: Path) -> None:
     console.width = max(console.width, natural_width(table))
     console.print(table)
     facts = found[0].facts
+    captions = "" if facts["captions"] is None else f" of {facts['captions']} captions"
     print_line(
-        f"{facts['images']} images, {facts['sampler']}, against {facts['reference_images']} images; network "
+        f"{facts['images']} images{captions}, {facts['sampler']}, against {facts['reference_images']} images; network "
         f"{facts['network']} ({facts['weights']}), resize {facts['resize']}; 95 % intervals. Written: "
         f"{run / 'evaluation.json'}"
     )
 
 
-def show_comparison(one: Evaluation, other: Evaluation) -> None:
+def show_comparison(one: Evaluation, others: list[Evaluation]) -> None:
     from ..evaluation import compare
+    from ..evaluation.results import counterpart
     from .tables import print_line
 
+    other = counterpart(one.facts, one.weights, others)
     parts = (f"{name} {value:+.4g}" for name, value in compare(other, one).items())
-    print_line(f"compared with step {other.step}, {other.weights}: {', '.join(parts)}")
+    print_line(f"{one.weights} compared with step {other.step}, {other.weights}: {', '.join(parts)}")

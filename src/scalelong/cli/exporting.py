@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .training import run_errors
+from .training import Which, run_errors
 
 EXPORT = """Write a trained run as a folder that diffusers, or the public U-ViT code, loads.
 
@@ -29,7 +29,13 @@ Private = Annotated[bool, typer.Option("--private", help="Keep the uploaded repo
 
 
 def export(
-    run: RunFolder, to: To, out: Out = None, weights: Weights = "ema", push: Push = None, private: Private = False
+    run: RunFolder,
+    to: To,
+    out: Out = None,
+    weights: Weights = "ema",
+    checkpoint: Which = "last",
+    push: Push = None,
+    private: Private = False,
 ) -> None:
     with run_errors():
         if weights not in ("ema", "raw"):
@@ -38,7 +44,7 @@ def export(
         from ..training.export import push as upload
 
         target: Any = to
-        done = export_run(run, target, out, weights="ema" if weights == "ema" else "raw")
+        done = export_run(run, target, out, weights="ema" if weights == "ema" else "raw", checkpoint=checkpoint)
     typer.echo(f"written: {done.folder}")
     if not done.fused:
         typer.echo(f"the scaling is beside the weights, not in them: {done.reason}; its README says how to load it")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +13,7 @@ from .errors import fail
 from .training import Overrides, run_errors
 
 if TYPE_CHECKING:
+    from ..data import Progress
     from ..data.prepare import Job, Prepared, Share
 
 PREPARE = """Compute the latents and text features of a recipe once, so that training only reads them.
@@ -45,8 +44,10 @@ def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, proces
     with job_errors(share):
         from ..data.prepare import prepare as run_job
         from ..data.processes import prepare_together
+        from .progress import shown_progress
 
-        with shown_progress(share) as progress:
+        with shown_progress() as show:
+            progress: Progress = lambda done, total: show("rows", done, total)  # noqa: E731
             if processes > 1:
                 prepared = prepare_together(job, processes, progress=progress)
             else:
@@ -64,8 +65,7 @@ def plan_job(recipe: str, overrides: list[str], out: Path | None) -> tuple[Job, 
     config = load_recipe(recipe, overrides)
     folder = out or prepared_folder(config.name, config.data, config.text, config.latents)
     classes = None if config.labels is None else config.labels.classes
-    share = Share(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-    return Job(config.data, config.text, config.latents, folder, classes), share
+    return Job(config.data, config.text, config.latents, folder, classes), Share.here()
 
 
 @contextmanager
@@ -74,42 +74,13 @@ def job_errors(share: Share) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("stopped: what is finished is kept, and the same command goes on with the rest")
-        sys.exit(130)
+        from .progress import stop
+
+        stop()
     except (ValueError, ImportError, OSError) as error:
         if share.rank:
             typer.echo(f"error: process {share.rank}: {' '.join(str(error).split())}", err=True)
         fail(str(error))
-
-
-@contextmanager
-def shown_progress(share: Share) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar in a terminal, ten lines elsewhere; only the first process shows any."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    if share.rank:
-        yield None
-    elif not Console().is_terminal:
-        yield Lines().show
-    else:
-        with Progress(TextColumn("rows"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(compact=True)) as bar:
-            task = bar.add_task("rows", total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-class Lines:
-    """Writes a line whenever another tenth is done."""
-
-    def __init__(self) -> None:
-        self.tenths = 0
-
-    def show(self, done: int, total: int) -> None:
-        from .display import print_now
-
-        if done * 10 // max(total, 1) > self.tenths:
-            self.tenths = done * 10 // total
-            print_now(f"{done} of {total} rows")
 
 
 def report(prepared: Prepared, recipe: str, out: Path | None) -> None:

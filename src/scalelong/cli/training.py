@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,6 +40,7 @@ interrupted, and a larger -n adds to the folder. Several processes share the wor
 Examples:
   scalelong sample runs/digits-cs
   scalelong sample runs/digits-cs -n 16 --sampler unipc --steps 25 --seed 7 --weights raw
+  scalelong sample runs/digits-cs --checkpoint best
   torchrun --nproc-per-node 8 -m scalelong sample runs/cifar10-uvit-s2-cs -n 50000 --batch 256 --compile
   scalelong sample runs/cifar10-tiny-class-cs --class 3 --guidance 3
   scalelong sample runs/flickr-tiny-cs -n 16 --prompt 'a dog runs over the grass'"""
@@ -59,6 +60,9 @@ Resume = Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to b
 Compile = Annotated[bool, typer.Option("--compile", help="Compile first, once per size of batch; faster then.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop; nothing is written.")]
 Weights = Annotated[str, typer.Option(metavar="ema|raw", help="The averaged weights, or those of the last step.")]
+Which = Annotated[str, typer.Option("--checkpoint", metavar="last|best|STEP", help="best = lowest held-out loss.")]
+# Image k has the seed `seed + k`, and generators take those below 2^64.
+LARGEST_SEED = 2**63
 
 
 @contextmanager
@@ -94,14 +98,20 @@ def train(
             from ..stability.monitor import SkipMonitor as monitor
         evaluate = None
         if config.evaluation.every is not None:
-            with needs_extra("eval"):
-                from ..evaluation import Evaluator
-
-            evaluate = Evaluator.open
+            evaluate = open_evaluator
         result = run_training(config, folder, resume, display=choose_display(), monitor=monitor, evaluate=evaluate)
     report(result)
     if result.signal is not None:
         sys.exit(128 + result.signal)
+
+
+def open_evaluator(*arguments: Any, **options: Any) -> Any:
+    """An evaluator of images, whose statistics of the dataset may take their time."""
+    from ..evaluation import Evaluator
+    from .progress import shown_progress
+
+    with shown_progress() as show:
+        return Evaluator.open(*arguments, **options, report=show)
 
 
 def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) -> Config:
@@ -146,8 +156,11 @@ def sample(
     guidance: Annotated[float | None, typer.Option(min=0, help="1 = the condition as it is, more = stronger.")] = None,
     label: Annotated[int | None, typer.Option("--class", min=0, help="Draw this class only.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Draw what this text says.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The first image's seed; the next has the next.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="The first image's seed; the next has the next.")
+    ] = 0,
     weights: Weights = "ema",
+    checkpoint: Which = "last",
     batch: Annotated[int, typer.Option(min=1, help="Images at once; other numbers round differently.")] = 64,
     compile: Compile = False,
 ) -> None:
@@ -155,9 +168,9 @@ def sample(
         if weights not in ("ema", "raw"):
             raise ValueError(f"--weights is ema or raw, not {weights!r}")
         from ..training import Wish, sample_run
-        from .sampling_display import image_progress
+        from .progress import shown_progress
 
-        with image_progress() as progress:
+        with shown_progress() as show:
             folder = sample_run(
                 run,
                 count,
@@ -167,9 +180,10 @@ def sample(
                 wish=Wish(label, prompt),
                 seed=seed,
                 weights="ema" if weights == "ema" else "raw",
+                checkpoint=checkpoint,
                 batch=batch,
                 compile=compile,
-                progress=progress,
+                progress=lambda done, total: show("images", done, total),
             )
     if is_first_process():
         there = sum(path.stem.isdigit() for path in folder.glob("*.png"))

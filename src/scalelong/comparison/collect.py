@@ -135,7 +135,9 @@ def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:
     there = read_evaluations(folder) if (folder / EVALUATIONS).is_file() else []
     # The recipe names a network, a network with its weights, or the path of a file, which is called by its name.
     names = {wanted.network, wanted.network.partition(":")[0], Path(wanted.network).name}
-    same = [one for one in there if one.facts.get("network") in names and one.facts.get("images") == wanted.images]
+    # A run's own evaluations begin with image 0; others were made by hand.
+    own = [one for one in there if one.seed == 0]
+    same = [one for one in own if one.facts.get("network") in names and one.facts.get("images") == wanted.images]
     return [one for one in same if distance_of(one)]
 
 

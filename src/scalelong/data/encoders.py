@@ -43,7 +43,8 @@ class TextEncoder:
             kind = load_part(transformers.AutoConfig, folder).model_type
             self.tokenizer = load_part(transformers.AutoTokenizer, folder)
             part = getattr(transformers, TEXT_PARTS.get(kind, "AutoModel"))
-            self.network = load_whole(part, folder, "text.encoder").to(self.device)
+            # What pools a whole text into one vector is often left out of checkpoints, and is not used here.
+            self.network = load_whole(part, folder, "text.encoder", spare="pooler").to(self.device)
         self.masked = not kind.startswith("clip")
         self._check()
 

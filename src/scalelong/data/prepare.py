@@ -6,6 +6,7 @@ and by one thread. So neither kills nor the number of processes can be seen in t
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,10 +40,15 @@ class Job:
 
 
 class Share(NamedTuple):
-    """The shards of one process: those whose number is `rank` modulo `world`."""
+    """One process's part of some work: that whose number is `rank` modulo `world`."""
 
     rank: int = 0
     world: int = 1
+
+    @classmethod
+    def here(cls) -> Share:
+        """That of this process, as torchrun and accelerate say it."""
+        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 @dataclass(frozen=True)

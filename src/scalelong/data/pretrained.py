@@ -97,14 +97,25 @@ def quietly(*libraries: Any) -> Iterator[None]:
         yield
 
 
-def load_whole(kind: Any, folder: Path, key: str, **options: Any) -> Any:
-    """A frozen network of a class, in float32; raises where the folder lacks some of its weights."""
+def load_whole(kind: Any, folder: Path, key: str, *, spare: str | None = None) -> Any:
+    """A frozen network of a class, in float32; raises where the folder lacks some of its weights.
+
+    Those of the part called `spare` may be missing: whoever names it does not use what it computes.
+    """
+    network, missing = load_partly(kind, folder, key)
+    check_whole(kind, folder, key, [name for name in missing if spare is None or spare not in name])
+    return network
+
+
+def load_partly(kind: Any, folder: Path, key: str) -> tuple[Any, list[str]]:
+    """A frozen network in float32, and the names of the weights that the folder lacks: those are random."""
     try:
-        network, info = kind.from_pretrained(str(folder), output_loading_info=True, use_safetensors=True, **options)
+        network, info = kind.from_pretrained(str(folder), output_loading_info=True, use_safetensors=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(f"{key}: {folder} cannot be loaded as {kind.__name__}: {first_line(error)}") from error
-    # What pools a whole text into one vector is often left out of checkpoints, and is not used here.
-    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+    return network.float().eval().requires_grad_(False), sorted(info["missing_keys"])
+
+
+def check_whole(kind: Any, folder: Path, key: str, missing: list[str]) -> None:
     if missing:
         raise DataError(f"{key}: {folder} lacks {len(missing)} weights of {kind.__name__}, the first is {missing[0]}")
-    return network.float().eval().requires_grad_(False)

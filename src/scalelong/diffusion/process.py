@@ -120,15 +120,6 @@ class DiffusionProcess:
             return _precise(prediction)
         return alpha * noisy - sigma * prediction
 
-    def predict_noise(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
-        """The noise that the network's output at x_t implies. Shape: (B, …), (B, …), (B,) → (B, …)."""
-        alpha, sigma = self._coefficients(t, noisy)
-        if self.prediction == "epsilon":
-            return _precise(prediction)
-        if self.prediction == "x0":
-            return (noisy - alpha * prediction) / sigma
-        return sigma * noisy + alpha * prediction
-
     def _coefficients(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """sqrt(ᾱ) and sqrt(1−ᾱ), each of shape (B, 1, …), to be multiplied with images of shape (B, …)."""
         log_signal = self.schedule.log_alpha_bar(t).reshape(-1, *[1] * (like.ndim - 1))

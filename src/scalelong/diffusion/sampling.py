@@ -78,12 +78,13 @@ def noise_predictor(model: Callable[..., Any]) -> Predictor:
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Images in [-1, 1] as whole grey levels 0 … 255, rounded and clamped. Shape: any, kept.
+    """Images in [-1, 1] as whole grey levels 0 … 255, rounded and clamped; NaN is black. Shape: any, kept.
 
-    >>> to_uint8(torch.tensor([-1.0, 0.0, 1.0, 7.0])).tolist()
-    [0, 128, 255, 255]
+    >>> to_uint8(torch.tensor([-1.0, 0.0, 1.0, 7.0, float("nan")])).tolist()
+    [0, 128, 255, 255, 0]
     """
-    return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    # What NaN becomes when it is cast depends on the machine.
+    return ((images.float() + 1) * 127.5).round().clamp(0, 255).nan_to_num(nan=0.0).to(torch.uint8)
 
 
 def _start(start: Sequence[int] | Tensor, generators: list[torch.Generator], device: torch.device | str) -> Tensor:

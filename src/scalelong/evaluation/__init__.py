@@ -1,7 +1,8 @@
 """How good drawn images are: Fréchet and kernel distance, precision and recall, on features of a named network."""
 
 from .evaluate import Plan, evaluate_network, evaluate_run
-from .features import FeatureError, FeatureNetwork, load_features
+from .feature_network import FeatureError, FeatureNetwork
+from .features import load_features
 from .metrics import Figure, frechet_distance, frechet_figure, kernel_distance, precision_recall
 from .periodic import Evaluator
 from .references import build_reference

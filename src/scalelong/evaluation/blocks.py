@@ -7,25 +7,25 @@ on its number alone; neither kills nor the number of processes can be seen in th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..data import Progress
 from ..data.prepare import WHOLE, Share
 from ..data.prepared_folder import Index, PreparedFolder
 from ..training.files import read_tensors
+from ..training.sample_folder import Progress
 from .statistics import Facts
 
 # A multiple of what is drawn at once, so that no image is drawn in another batch than it would be alone.
 BLOCK = 256
 POLL_SECONDS = 0.2
 
-# The features of the images from start to stop. Shape: (B, D); images that cannot be read may be missing.
-Make = Callable[[int, int], Tensor]
+Make = Callable[[range, Callable[[float], None]], Tensor]
+"""The features of the images of these numbers, telling what share is done. Shape: (B, D); broken ones are missing."""
 
 
 @dataclass(frozen=True)
@@ -36,52 +36,66 @@ class Blocks:
     facts: Facts
     count: int
     make: Make
-    progress: Progress | None = None
+    progress: Progress = lambda done, count: None
 
+    @property
+    def ranges(self) -> list[range]:
+        return [range(start, min(start + BLOCK, self.count)) for start in range(0, self.count, BLOCK)]
+
+    @property
     def names(self) -> list[str]:
-        """The last one's says how many images it has, so that more images later make another of it."""
-        whole, rest = divmod(self.count, BLOCK)
-        names = [f"block-{number:05d}" for number in range(whole)]
-        return [*names, f"block-{whole:05d}-{rest}"] if rest else names
+        """A short one's says how many images it has, so that more images later make another of it."""
+        sizes = [len(block) for block in self.ranges]
+        return [f"block-{number:05d}{'' if size == BLOCK else f'-{size}'}" for number, size in enumerate(sizes)]
 
     def compute(self, share: Share = WHOLE) -> Tensor | None:
-        """Compute what is missing; the first process waits for the others and returns all. Shape: (N, D), float32."""
-        own = range(share.rank, len(self.names()), share.world)
+        """All features, in the first process, which waits for the others; None in those. Shape: (N, D), float32."""
+        return torch.cat(list(self.parts())) if self.fill(share) else None
+
+    def parts(self) -> Iterator[Tensor]:
+        """The features of one block after another, once all are there. Shape: (B, D), float32."""
+        store = PreparedFolder(self.folder)
+        return (read_tensors(store.shard(name))["features"] for name in self.names)
+
+    def fill(self, share: Share = WHOLE) -> bool:
+        """Compute what is missing of this process's share; the first one waits for the others, and says that all is."""
+        own = range(share.rank, len(self.names), share.world)
         if share.rank and not own:
-            return None  # The folder may be gone by now.
+            return False  # The folder may be gone by now.
         store = PreparedFolder(self.folder)
         index = store.begin(self.facts)
         for number in own:
-            self._report(store, index)
-            if store.verified(self.names()[number], index) is None:
-                self._add(store, number)
+            # The first process may have finished meanwhile, and moved what it knows to the index.
+            index = store.index() or index
+            done = self._report(store, index)
+            if store.verified(self.names[number], index) is None:
+                self._add(store, number, done)
         if share.rank:
-            return None
-        while len(self._finished(store, index)) < len(self.names()):
-            self._report(store, index)
+            return False
+        while self._report(store, index) < self.count:
             time.sleep(POLL_SECONDS)
-        return self._gather(store)
+        self._finish(store)
+        return True
 
-    def _add(self, store: PreparedFolder, number: int) -> None:
-        features = self.make(number * BLOCK, min((number + 1) * BLOCK, self.count))
-        store.add(self.names()[number], {"features": features.float()}, rows=len(features), broken={})
+    def _add(self, store: PreparedFolder, number: int, done: int) -> None:
+        block = self.ranges[number]
+        features = self.make(block, lambda share: self.progress(min(done + share * len(block), self.count), self.count))
+        store.add(self.names[number], {"features": features.float()}, rows=len(features), broken={})
 
-    def _gather(self, store: PreparedFolder) -> Tensor:
-        """All blocks in order; one that was damaged meanwhile is made again."""
+    def _finish(self, store: PreparedFolder) -> None:
+        """Write the index; a block that was damaged meanwhile is made again."""
         index = store.begin(self.facts)
-        for number, name in enumerate(self.names()):
+        for number, name in enumerate(self.names):
             if store.verified(name, index) is None:
-                self._add(store, number)
-        entries = {name: entry for name in self.names() if (entry := store.entry(name, index)) is not None}
+                self._add(store, number, self.count)
+        entries = {name: entry for name in self.names if (entry := store.entry(name, index)) is not None}
         # An evaluation of fewer images does not forget those of a larger one.
         store.finish(self.facts, {**(index.entries or {}), **entries})
-        if self.progress is not None:
-            self.progress(self.count, self.count)
-        return torch.cat([read_tensors(store.shard(name))["features"] for name in self.names()])
 
-    def _finished(self, store: PreparedFolder, index: Index) -> set[str]:
-        return set(self.names()) & (store.finished_names() | (index.entries or {}).keys())
-
-    def _report(self, store: PreparedFolder, index: Index) -> None:
-        if self.progress is not None:
-            self.progress(min(len(self._finished(store, index)) * BLOCK, self.count), self.count)
+    def _report(self, store: PreparedFolder, index: Index) -> int:
+        """How many images are in finished blocks, those of other processes included; told to whoever wants to know."""
+        finished = store.finished_names() | (index.entries or {}).keys()
+        pairs = zip(self.names, self.ranges, strict=True)
+        done = sum(len(block) for name, block in pairs if name in finished)
+        self.progress(done, self.count)
+        return done

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data import Progress
 from ..data.facts import short_hash
 from ..data.prepare import WHOLE, Share
-from ..training.conditions import Condition, Conditioning
+from ..training.choice import choose_checkpoint
+from ..training.conditions import Conditioning
 from ..training.config import Config
 from ..training.engine import best_device, check_compiler
-from ..training.files import sha256_of
 from ..training.manifest import Checkpoint
-from ..training.run import Run, RunError
-from ..training.sampling import Weights, Wish, draw, grant, load_network, with_sampling
+from ..training.run import Run
+from ..training.sampling import (
+    Artist,
+    Conditions,
+    Weights,
+    Wish,
+    conditions_of,
+    load_network,
+    weights_digest,
+    with_sampling,
+)
 from .blocks import BLOCK, Blocks
-from .features import EFFICIENTNET, INCEPTION, FeatureNetwork, load_features
-from .metrics import Figure, frechet_figure, kernel_distance, precision_recall, shuffled
-from .references import KEPT, build_reference, network_facts
-from .results import Evaluation, NotComparable, record
+from .facts import check_reference, describe_sampler, network_facts, result_facts
+from .feature_network import EFFICIENTNET, FeatureNetwork
+from .features import load_features
+from .metrics import Figure, check_libraries, frechet_figure, kernel_distance, precision_recall, shuffled
+from .progress import DRAWN, Report, phase, unseen
+from .references import KEPT, build_reference
+from .results import Evaluation, check_comparable, counterpart, record
 from .statistics import Facts, Reference, load_reference
 
 IMAGES = 10_000
@@ -44,26 +54,8 @@ class Plan:
     sampling: Mapping[str, Any] | None = None
     compile: bool = False
     """Draw with compiled code; its images may be a grey level apart, and are not mixed or compared with others."""
-
-
-@dataclass(frozen=True)
-class Draws:
-    """The images of a network: image k has the seed `seed + k` and the k-th condition."""
-
-    model: nn.Module
-    config: Config
-    conditioning: Conditioning
-    condition: Condition
-    seed: int = 0
-
-    def images(self, start: int, stop: int) -> Tensor:
-        """Some of them. Shape: (stop − start, C, H, W), uint8."""
-        condition = self.condition[slice(start, stop)]
-        return draw(self.model, self.config, self.conditioning, condition, count=stop - start, seed=self.seed + start)
-
-    def features(self, network: FeatureNetwork, start: int, stop: int) -> Tensor:
-        """Of some of the images. Shape: (stop − start, D)."""
-        return network(self.images(start, stop))
+    checkpoint: str | int = "last"
+    """last, best (by held-out loss) or a step."""
 
 
 def evaluate_network(
@@ -74,99 +66,118 @@ def evaluate_network(
     network: FeatureNetwork,
     images: int = 1000,
     seed: int = 0,
-    granted: tuple[Conditioning, Condition] | None = None,
+    granted: tuple[Conditioning, Conditions] | None = None,
     step: int = 0,
     weights: Weights = "ema",
 ) -> Evaluation:
     """Evaluate a network in eval mode, in memory and in this process alone.
 
-    `granted` is what `grant(config, Wish(), images)` gives: for captions it opens the data, so keep it between calls.
+    `granted` is what `conditions_of(config, Wish())` gives: for captions it opens the data, so keep it between calls.
     The figures are those of `evaluate_run` with as many images and the same seed.
     """
+    check_libraries()
     check_reference(reference, network)
-    draws = Draws(model, config, *(granted or grant(config, Wish(), images)), seed)
-    starts = range(0, images, BLOCK)
-    parts = [draws.features(network, start, min(start + BLOCK, images)) for start in starts]
-    return measure(torch.cat(parts), reference, network, config, step=step, weights=weights)
+    artist = Artist(model, config, *(granted or conditions_of(config, Wish())), seed)
+    blocks = (range(start, min(start + BLOCK, images)) for start in range(0, images, BLOCK))
+    features = torch.cat([features_of(artist, network, block) for block in blocks])
+    facts = result_facts(config, network, reference, images)
+    return Evaluation(facts, figures_of(features, reference, network.distance), step, weights, seed)
+
+
+def features_of(
+    artist: Artist, network: FeatureNetwork, numbers: range, told: Callable[[float], None] = lambda share: None
+) -> Tensor:
+    """Of the images of these numbers. Shape: (len(numbers), D)."""
+    return network(artist.images(numbers, told))
 
 
 def evaluate_run(
-    folder: str | Path, plan: Plan, *, share: Share = WHOLE, progress: Progress | None = None
+    folder: str | Path,
+    plan: Plan,
+    *,
+    share: Share = WHOLE,
+    report: Report = unseen,
+    others: Sequence[Evaluation] = (),
 ) -> list[Evaluation]:
-    """Evaluate a run's last checkpoint and write it to the run's evaluation.json; nothing in other processes."""
-    run = Run(Path(folder))
-    if plan.compile:
-        check_compiler(best_device())
-    config, checkpoint = with_sampling(run.config(), **(plan.sampling or {})), run.checkpoints().latest()
-    if checkpoint is None:
-        raise RunError(f"{run.folder} has no checkpoint yet")
-    network = load_features(plan.network)
-    file = plan.reference or build_reference(config.data, network, share=share, progress=progress)
-    reference = None if file is None else load_reference(file)
-    if reference is not None:
-        check_reference(reference, network)
+    """Evaluate a run's checkpoint and write it to the run's evaluation.json; nothing in other processes.
+
+    `others` are what the figures shall be compared with: if they cannot be, it raises before an image is drawn.
+    """
+    job = Job.open(Path(folder), plan)
+    reference = job.reference(share, report)
+    facts = None if reference is None else job.facts(reference)
+    if facts is not None and others:
+        for weights in plan.weights:
+            check_comparable(counterpart(facts, weights, others).facts, facts)
     found = []
     for weights in plan.weights:
-        features = run_features(run, config, checkpoint, weights, plan, network, share, progress)
-        if features is not None and reference is not None:
-            facts = {"step": checkpoint.step, "weights": weights, "compiled": plan.compile}
-            found.append(measure(features, reference, network, config, **facts))
+        features = job.features(weights, share, report)
+        if features is not None and reference is not None and facts is not None:
+            figures = figures_of(features, reference, job.network.distance)
+            found.append(Evaluation(facts, figures, job.checkpoint.step, weights, plan.seed))
     if found:
-        record(run.folder, found)
+        record(job.run.folder, found)
     return found
 
 
-def run_features(
-    run: Run,
-    config: Config,
-    checkpoint: Checkpoint,
-    weights: Weights,
-    plan: Plan,
-    network: FeatureNetwork,
-    share: Share,
-    progress: Progress | None,
-) -> Tensor | None:
-    """The features of a checkpoint's images, kept in the run's folder; None in processes that are not the first."""
-    group = "ema" if weights == "ema" else "model"
-    facts: Facts = {
-        **network_facts(network),
-        "sampler": describe_sampler(config, compiled=plan.compile),
-        "seed": plan.seed,
-        "step": checkpoint.step,
-        "model": sha256_of(checkpoint.path / f"{group}.safetensors")[:16],
-    }
-    # The number of images is no fact of a block: a later evaluation with more of them goes on with these.
-    place = run.folder / "evaluation" / f"step-{checkpoint.step:06d}-{weights}-{short_hash(facts)}"
-    draws: list[Draws] = []
+@dataclass(frozen=True)
+class Job:
+    """A plan for a run, with the checkpoint and the feature network that it asks for."""
 
-    def make(start: int, stop: int) -> Tensor:
-        if not draws:  # Only when something is missing: a finished evaluation loads no network.
-            model = load_network(config, checkpoint, weights, compile=plan.compile)
-            draws.append(Draws(model, config, *grant(config, Wish(), plan.images), plan.seed))
-        return draws[0].features(network, start, stop)
+    run: Run
+    plan: Plan
+    config: Config
+    checkpoint: Checkpoint
+    network: FeatureNetwork
 
-    return Blocks(place, facts, plan.images, make, progress).compute(share)
+    @classmethod
+    def open(cls, folder: Path, plan: Plan) -> Job:
+        """Raises where something is missing that would be needed only once the images are drawn."""
+        check_libraries()
+        if plan.compile:
+            check_compiler(best_device())
+        run = Run(folder)
+        config = with_sampling(run.config(), **(plan.sampling or {}))
+        return cls(run, plan, config, choose_checkpoint(run, plan.checkpoint), load_features(plan.network))
 
+    def reference(self, share: Share, report: Report) -> Reference | None:
+        """What images are compared with; None in a process that only helps to make it."""
+        file = self.plan.reference or build_reference(self.config.data, self.network, share=share, report=report)
+        if file is None:
+            return None
+        reference = load_reference(file)
+        check_reference(reference, self.network)
+        return reference
 
-def measure(
-    features: Tensor,
-    reference: Reference,
-    network: FeatureNetwork,
-    config: Config,
-    *,
-    step: int = 0,
-    weights: Weights = "ema",
-    compiled: bool = False,
-) -> Evaluation:
-    """Every figure that the reference allows, with the facts that decide what it may be compared with."""
-    facts: Facts = {
-        **network_facts(network),
-        "images": len(features),
-        "sampler": describe_sampler(config, compiled=compiled),
-        "reference": content_of(reference),
-        "reference_images": reference.statistics.count,
-    }
-    return Evaluation(facts, figures_of(features, reference, network.distance), step, weights)
+    def facts(self, reference: Reference) -> Facts:
+        return result_facts(self.config, self.network, reference, self.plan.images, compiled=self.plan.compile)
+
+    def features(self, weights: Weights, share: Share, report: Report) -> Tensor | None:
+        """Those of the images, kept in the run's folder; None in processes that are not the first. Shape: (N, D)."""
+        step, artists = self.checkpoint.step, list[Artist]()
+        facts = self._block_facts(weights)
+
+        def make(numbers: range, told: Callable[[float], None]) -> Tensor:
+            if not artists:  # Only when something is missing: a finished evaluation loads no network.
+                artists.append(self._artist(weights))
+            return features_of(artists[0], self.network, numbers, told)
+
+        place = self.run.folder / "evaluation" / f"step-{step:06d}-{weights}-{short_hash(facts)}"
+        return Blocks(place, facts, self.plan.images, make, phase(report, DRAWN)).compute(share)
+
+    def _block_facts(self, weights: Weights) -> Facts:
+        """What a block depends on. The number of images is none of it: more of them go on with the blocks of fewer."""
+        return {
+            **network_facts(self.network),
+            "sampler": describe_sampler(self.config, compiled=self.plan.compile),
+            "seed": self.plan.seed,
+            "step": self.checkpoint.step,
+            "model": weights_digest(self.checkpoint, weights)[:16],
+        }
+
+    def _artist(self, weights: Weights) -> Artist:
+        model = load_network(self.config, self.checkpoint, weights, compile=self.plan.compile)
+        return Artist(model, self.config, *conditions_of(self.config, Wish()), self.plan.seed)
 
 
 def figures_of(features: Tensor, reference: Reference, distance: str) -> dict[str, Figure]:
@@ -182,38 +193,3 @@ def figures_of(features: Tensor, reference: Reference, distance: str) -> dict[st
         "precision": precision,
         "recall": recall,
     }
-
-
-def describe_sampler(config: Config, *, compiled: bool = False) -> str:
-    """
-    >>> from scalelong.training import load_recipe
-    >>> describe_sampler(load_recipe("digits"))
-    'ddpm, 200 steps'
-    """
-    sampling = config.sampling
-    guidance = f", guidance {sampling.guidance:g}" if config.conditional else ""
-    steps = min(sampling.steps, config.diffusion.steps)
-    return f"{sampling.sampler}, {steps} steps{guidance}{', compiled' if compiled else ''}"
-
-
-def content_of(reference: Reference) -> str:
-    """The hash of the reference's images; of its mean, where the file does not say."""
-    said = reference.facts.get("data")
-    mean = reference.statistics.mean.numpy().tobytes()
-    return hashlib.sha256(mean).hexdigest()[:16] if said is None else str(said)
-
-
-def check_reference(reference: Reference, network: FeatureNetwork) -> None:
-    """Raise unless a reference was made with the same network, weights and resize.
-
-    A file that says nothing is taken for one of pytorch-fid, which knows one network only.
-    """
-    wanted = network_facts(network)
-    said = reference.facts if reference.facts else {"network": INCEPTION}
-    for key in said.keys() & wanted.keys():
-        if said[key] != wanted[key]:
-            stated = "" if reference.facts else ", as files that do not say are taken to be"
-            raise NotComparable(
-                f"the reference's {key} is {said[key]!r}{stated}, and the evaluation's is {wanted[key]!r}: "
-                "make statistics with the same network (scalelong stats --network)"
-            )

@@ -6,6 +6,7 @@ the same reference. Precision: the same, exactly binomial. KID, which is unbiase
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .statistics import Moments, Statistics
+from .statistics import Moments, Statistics, check_finite
 
 CONFIDENCE = 0.95
 # Parts that are left out in turn; with so many the interval is hardly wider than with all images one by one.
@@ -64,8 +65,7 @@ def distance_from(reference: Statistics) -> Callable[[Statistics], float]:
             raise ValueError(f"features of {other.width} and of {reference.width} numbers are from different networks")
         shared = torch.linalg.eigvalsh(root @ other.covariance @ root).clamp_min(0).sqrt().sum()
         traces = reference.covariance.trace() + other.covariance.trace()
-        # Of two equal sets rounding leaves something like −1e-12.
-        return max(0.0, ((reference.mean - other.mean).square().sum() + traces - 2 * shared).item())
+        return not_below_zero(((reference.mean - other.mean).square().sum() + traces - 2 * shared).item())
 
     return distance
 
@@ -83,6 +83,7 @@ def frechet_figure(reference: Statistics, features: Tensor, groups: int = GROUPS
     """
     if features.shape[1] != reference.width:
         raise ValueError(f"features have {features.shape[1]} numbers and the reference {reference.width}")
+    check_finite(features)
     parts = shuffled(features).chunk(min(groups, len(features) // 2))
     # Both give the same; the cost is that of one matrix as wide as there are features, or images.
     distances = distances_by_gram if len(features) <= reference.width else distances_by_covariance
@@ -118,12 +119,21 @@ def distance_by_gram(x: Tensor, gram: Tensor, trace: Tensor) -> float:
     shared = torch.linalg.eigvalsh(centred / (len(x) - 1)).clamp_min(0).sqrt().sum()
     mean = x.mean(0)
     spread = (x - mean).square().sum() / (len(x) - 1)
-    return max(0.0, (mean.square().sum() + trace + spread - 2 * shared).item())
+    return not_below_zero((mean.square().sum() + trace + spread - 2 * shared).item())
+
+
+def not_below_zero(distance: float) -> float:
+    """Of two equal sets rounding leaves something like −1e-12; what is no number stays none."""
+    return 0.0 if distance < 0 else distance
 
 
 def shuffled(features: Tensor, seed: int = 0) -> Tensor:
     """In an order of its own, always the same: datasets are often sorted, and groups must be alike."""
-    return features[torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))]
+    return features[random_order(len(features), seed)]
+
+
+def random_order(count: int, seed: int = 0) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 def jackknife(value: float, left_out: Sequence[float]) -> Figure:
@@ -166,6 +176,13 @@ def kernel_distance(real: Tensor, generated: Tensor, subset: int | None = None) 
 
 def subsets(features: Tensor, size: int, count: int) -> Iterator[Tensor]:
     return iter(shuffled(features)[: size * count].split(size))
+
+
+def check_libraries() -> None:
+    """Raise where a library that the figures need is not installed: before images are drawn, not after."""
+    import_kid()
+    if importlib.util.find_spec("scipy") is None:
+        raise ImportError('the intervals need scipy: pip install "scalelong[eval]"')
 
 
 def import_kid() -> Any:

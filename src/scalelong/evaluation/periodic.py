@@ -18,12 +18,17 @@ from torch import Tensor, nn
 from ..data.prepare import WHOLE, Share
 from ..training.conditions import Condition, Conditioning
 from ..training.config import Config, Weights
+from ..training.engine import best_device, resolve_precision
 from ..training.run import replace_text
 from ..training.sample_folder import wait_until
-from ..training.sampling import BATCH
+from ..training.sampling import BATCH, Artist, fixed
 from .blocks import BLOCK, Blocks
-from .evaluate import Draws, measure
-from .features import FeatureNetwork, load_features
+from .evaluate import features_of, figures_of
+from .facts import result_facts
+from .feature_network import FeatureNetwork
+from .features import load_features
+from .metrics import check_libraries
+from .progress import Report, unseen
 from .references import await_reference
 from .results import Evaluation, forget_after, record
 from .statistics import Reference
@@ -44,7 +49,7 @@ class Evaluator:
 
     config: Config
     folder: Path
-    draws: Callable[[nn.Module], Draws]
+    artist: Callable[[nn.Module], Artist]
     network: FeatureNetwork
     reference: Reference
     share: Share = WHOLE
@@ -59,11 +64,21 @@ class Evaluator:
         *,
         share: Share = WHOLE,
         together: bool = False,
+        report: Report = unseen,
     ) -> Evaluator:
-        """Load the feature network, and the statistics of the training images, which are made if they are not there."""
+        """Load the feature network, and the statistics of the training images, which are made if they are not there.
+
+        `granted` is how the network is conditioned, and the condition of each image.
+        """
+        check_libraries()
         network = load_features(config.evaluation.network)
-        reference = await_reference(config.data, network, share)
-        return cls(config, folder, lambda model: Draws(model, config, *granted), network, reference, share, together)
+        reference = await_reference(config.data, network, share, report=report)
+        conditioning, conditions = granted[0], fixed(granted[1])
+
+        def artist(model: nn.Module) -> Artist:
+            return Artist(model, config, conditioning, conditions)
+
+        return cls(config, folder, artist, network, reference, share, together)
 
     def begin(self, step: int) -> None:
         """Forget what came after a step, and what a killed evaluation left; for the first process."""
@@ -76,40 +91,54 @@ class Evaluator:
 
     def evaluate(self, model: nn.Module, step: int, weights: Weights, told: Callable[[], bool]) -> Evaluation | None:
         """The figures of a model in eval mode, the same in every process; None if one of them was told to stop."""
-        outcome = self.exchange / f"{weights}.json"
-        features = self._features(model, weights, told)
+        outcome = self.exchange / f"{step}-{weights}.json"
+        features = self._features(model, step, weights, told)
         if self.share.rank:
             wait_until(outcome.is_file)
             content = json.loads(outcome.read_bytes())
             return None if content is None else Evaluation.from_json(content)
         found = None
         if features is not None:
-            found = measure(features, self.reference, self.network, self.config, step=step, weights=weights)
+            found = self.measure(features, step, weights)
             record(self.folder, [found])
         self.exchange.mkdir(exist_ok=True)
         replace_text(outcome, json.dumps(None if found is None else asdict(found)))
         return found
 
+    def measure(self, features: Tensor, step: int, weights: Weights) -> Evaluation:
+        """The figures of all images' features. Shape: (N, D)."""
+        facts = result_facts(self.config, self.network, self.reference, len(features), precision=self.precision)
+        return Evaluation(facts, figures_of(features, self.reference, self.network.distance), step, weights)
+
+    @property
+    def precision(self) -> str:
+        """float32 whatever the training's, but shards draw in that of the training."""
+        if not self.together:
+            return "fp32"
+        own = resolve_precision(self.config.training.precision, best_device())
+        return "fp32" if own == "no" else own
+
     @property
     def exchange(self) -> Path:
         return self.folder / EXCHANGE
 
-    def _features(self, model: nn.Module, weights: Weights, told: Callable[[], bool]) -> Tensor | None:
+    def _features(self, model: nn.Module, step: int, weights: Weights, told: Callable[[], bool]) -> Tensor | None:
         """Of all images, in the first process; None in the others, and if one was told to stop."""
-        draws, images = self.draws(model), self.config.evaluation.images
+        artist, images = self.artist(model), self.config.evaluation.images
         blocks = Blocks(
-            self.exchange / weights,
-            {"weights": weights},
+            self.exchange / f"{step}-{weights}",
+            {"step": step, "weights": weights},
             images,
-            lambda start, stop: draws.features(self.network, start, stop),
-            None if self.together else lambda done, total: self._check(told),
+            lambda numbers, progress: features_of(artist, self.network, numbers, progress),
+            # Those that draw in step would wait for one that stopped.
+            lambda done, total: None if self.together else self._check(told),
         )
         try:
             features = blocks.compute(self.share)
         except Stopped:
             return None
         if self.together:
-            self._keep_company(draws)
+            self._keep_company(artist)
         return features
 
     def _check(self, told: Callable[[], bool]) -> None:
@@ -126,7 +155,7 @@ class Evaluator:
         starts = range(rank * BLOCK, images, self.share.world * BLOCK)
         return sum(math.ceil(min(BLOCK, images - start) / BATCH) for start in starts)
 
-    def _keep_company(self, draws: Draws) -> None:
+    def _keep_company(self, artist: Artist) -> None:
         """Draw, for nothing, as often as the first process, whose forward passes take this one as well."""
         for _ in range(self._draws_of(0) - self._draws_of(self.share.rank)):
-            draws.images(0, 1)
+            artist.images(range(1))

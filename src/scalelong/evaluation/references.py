@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from ..data import DataConfig, Progress
+from ..data import DataConfig
 from ..data.broken import BrokenImages
 from ..data.facts import short_hash
 from ..data.images import choose_rows, decode_plan, narrow, plan_rows, spread
 from ..data.prepare import WHOLE, Share
 from ..data.tables import Table
 from ..training.run import fcntl
-from ..training.sample_folder import wait_until
+from ..training.sample_folder import Progress, wait_until
 from .blocks import BLOCK, Blocks
-from .features import FeatureNetwork, hash_of_images
-from .metrics import shuffled
-from .statistics import Facts, Reference, load_reference, save_reference, statistics_of
+from .facts import network_facts
+from .feature_network import FeatureNetwork, hash_of_images
+from .metrics import random_order
+from .progress import DESCRIBED, READ, Report, phase, unseen
+from .statistics import Facts, Moments, Reference, load_reference, save_reference
 
 FOLDER = Path("statistics")
 # KID, precision and recall take so many images of the reference at most: their cost grows with pairs of images.
@@ -39,19 +42,24 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, start: int, stop: int, broken: BrokenImages | None = None) -> Tensor:
+    def read(self, numbers: range, broken: BrokenImages | None = None) -> Tensor:
         """Those that can be read. Shape: (B, C, H, W), uint8."""
-        plan = plan_rows(self.table, self.rows[start:stop], self.config, None)
+        plan = plan_rows(self.table, self.rows[numbers.start : numbers.stop], self.config, None)
         return decode_plan(plan, self.config, broken or BrokenImages(self.config.source)).images
 
-    def content(self) -> str:
+    def content(self, progress: Progress) -> str:
         """A hash of their pixels; raises DataError if more than 1 % cannot be read."""
         broken = BrokenImages(self.config.source)
-        parts = (self.read(start, start + BLOCK, broken) for start in range(0, len(self), BLOCK))
-        digest = hash_of_images(parts)
+        digest = hash_of_images(self._all(broken, progress))
         broken.check(len(self))
         broken.report(len(self))
         return digest[:16]
+
+    def _all(self, broken: BrokenImages, progress: Progress) -> Iterator[Tensor]:
+        for start in range(0, len(self), BLOCK):
+            progress(start, len(self))
+            yield self.read(range(start, start + BLOCK), broken)
+        progress(len(self), len(self))
 
 
 def open_pictures(data: DataConfig, images: int | None = None) -> Pictures:
@@ -65,10 +73,6 @@ def open_pictures(data: DataConfig, images: int | None = None) -> Pictures:
     return Pictures(narrow(table, used), rows, used)
 
 
-def network_facts(network: FeatureNetwork) -> Facts:
-    return {"network": network.name, "weights": network.weights, "resize": network.resize}
-
-
 def build_reference(
     data: DataConfig,
     network: FeatureNetwork,
@@ -76,71 +80,87 @@ def build_reference(
     images: int | None = None,
     folder: Path = FOLDER,
     share: Share = WHOLE,
-    progress: Progress | None = None,
+    report: Report = unseen,
 ) -> Path | None:
     """The file of a dataset's statistics, made if it is not there; None in processes that are not the first."""
-    pictures = open_pictures(data, images)
-    facts = facts_of(pictures, network)
-    path = folder / file_name(data, network, facts)
-    if path.is_file():
-        load_reference(path)
-        return path if share.rank == 0 else None
-    return fill_reference(path, pictures, facts, network, share, progress)
+    path = work_on_reference(data, network, images, folder, share, report)
+    return path if share.rank == 0 else None
 
 
 def await_reference(
-    data: DataConfig, network: FeatureNetwork, share: Share = WHOLE, *, folder: Path = FOLDER
+    data: DataConfig,
+    network: FeatureNetwork,
+    share: Share = WHOLE,
+    *,
+    folder: Path = FOLDER,
+    report: Report = unseen,
 ) -> Reference:
     """A dataset's statistics in every process, made by all of them if they are not there."""
-    pictures = open_pictures(data)
-    facts = facts_of(pictures, network)
-    path = folder / file_name(data, network, facts)
-    if not path.is_file():
-        fill_reference(path, pictures, facts, network, share)
+    path = work_on_reference(data, network, None, folder, share, report)
     wait_until(path.is_file)
     return load_reference(path)
 
 
-def facts_of(pictures: Pictures, network: FeatureNetwork) -> Facts:
-    return {**network_facts(network), "data": pictures.content()}
+def work_on_reference(
+    data: DataConfig, network: FeatureNetwork, images: int | None, folder: Path, share: Share, report: Report
+) -> Path:
+    """Where a dataset's statistics are, or will be once every process has done its share."""
+    pictures = open_pictures(data, images)
+    facts = {**network_facts(network), "data": pictures.content(phase(report, READ))}
+    path = folder / file_name(data, network, facts)
+    if path.is_file():
+        load_reference(path)  # Raises if it is damaged.
+        return path
+
+    def make(numbers: range, told: Callable[[float], None]) -> Tensor:
+        return network(pictures.read(numbers), told)
+
+    blocks = Blocks(path.with_suffix(".blocks"), facts, len(pictures), make, phase(report, DESCRIBED))
+    (help_with if share.rank else make_reference)(blocks, share, path)
+    return path
 
 
 def file_name(data: DataConfig, network: FeatureNetwork, facts: Facts) -> str:
     return f"{Path(data.source).stem.replace(':', '-')}-{Path(network.name).stem}-{short_hash(facts)}.npz"
 
 
-def fill_reference(
-    path: Path,
-    pictures: Pictures,
-    facts: Facts,
-    network: FeatureNetwork,
-    share: Share,
-    progress: Progress | None = None,
-) -> Path | None:
-    """Compute a dataset's statistics; returns the file in the first process."""
-
-    def make(start: int, stop: int) -> Tensor:
-        return network(pictures.read(start, stop))
-
-    blocks = Blocks(path.with_suffix(".blocks"), facts, len(pictures), make, progress)
-    if share.rank:
-        help_with(blocks, share, path)
-        return None
+def make_reference(blocks: Blocks, share: Share, path: Path) -> None:
+    """Write the file, in the first process, from the blocks of all."""
     with turn_in(path.parent):
         # Else another command made it in the meantime.
-        if not path.is_file() and (features := blocks.compute(share)) is not None:
-            save_reference(path, Reference(statistics_of(features), facts, shuffled(features)[:KEPT]))
+        if not path.is_file() and blocks.fill(share):
+            save_reference(path, summarise(blocks))
             shutil.rmtree(blocks.folder, ignore_errors=True)
-    return path
 
 
 def help_with(blocks: Blocks, share: Share, path: Path) -> None:
     """Compute this process's blocks, unless another command has made the file and removed them meanwhile."""
     try:
-        blocks.compute(share)
+        blocks.fill(share)
     except FileNotFoundError:
         if not path.is_file():
             raise
+
+
+def summarise(blocks: Blocks) -> Reference:
+    """Statistics of finished blocks, and some of their features, with no more than one block in memory at a time."""
+    moments = Moments()
+    for part in blocks.parts():
+        moments.add(part)
+    return Reference(moments.statistics(), blocks.facts, pick(blocks.parts(), moments.count))
+
+
+def pick(parts: Iterator[Tensor], count: int) -> Tensor:
+    """The features that come first in a random order of all, KEPT at most. Shape: parts (B, D) → (K, D)."""
+    chosen, start = random_order(count)[:KEPT], 0
+    kept: list[Tensor] = []
+    places: list[Tensor] = []
+    for part in parts:
+        own = ((chosen >= start) & (chosen < start + len(part))).nonzero().flatten()
+        kept.append(part[chosen[own] - start])
+        places.append(own)
+        start += len(part)
+    return torch.cat(kept)[torch.cat(places).argsort()]
 
 
 @contextmanager

@@ -21,6 +21,8 @@ NAMES = {
     "resize": "resize",
     "images": "number of images",
     "sampler": "sampler",
+    "precision": "precision of the drawing",
+    "captions": "number of captions",
     "reference": "reference images",
     "reference_images": "number of reference images",
 }
@@ -39,6 +41,8 @@ class Evaluation:
     step: int
     weights: str
     """Of the evaluated network: ema or raw."""
+    seed: int = 0
+    """The first image's. Figures of different seeds may be compared; they are kept beside each other."""
 
     def __str__(self) -> str:
         return f"{self.weights}: {', '.join(f'{name} {figure}' for name, figure in self.figures.items())}"
@@ -59,7 +63,7 @@ class Evaluation:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Evaluation:
         figures = {name: Figure(**figure) for name, figure in content["figures"].items()}
-        return cls(content["facts"], figures, content["step"], content["weights"])
+        return cls(content["facts"], figures, content["step"], content["weights"], content.get("seed", 0))
 
 
 def compare(first: Evaluation, second: Evaluation) -> dict[str, float]:
@@ -70,23 +74,28 @@ def compare(first: Evaluation, second: Evaluation) -> dict[str, float]:
     >>> compare(one, other)
     {'FID': -1.0}
     """
-    for key in sorted(first.facts.keys() | second.facts.keys(), key=list({**NAMES, **first.facts}).index):
-        one, other = first.facts.get(key), second.facts.get(key)
-        if one != other:
-            raise NotComparable(f"these figures cannot be compared: the {NAMES.get(key, key)} is {one!r} and {other!r}")
+    check_comparable(first.facts, second.facts)
     shared = [name for name in first.figures if name in second.figures]
     return {name: second.figures[name].value - first.figures[name].value for name in shared}
 
 
-def counterpart(one: Evaluation, others: Sequence[Evaluation]) -> Evaluation:
-    """The latest of some that may be compared with one, if possible of the same weights; the latest if none may."""
-    fair = [other for other in others if other.facts == one.facts]
-    alike = [other for other in fair if other.weights == one.weights]
+def check_comparable(first: Facts, second: Facts) -> None:
+    """Raise NotComparable, with what differs, unless figures with these facts mean the same."""
+    for key in sorted(first.keys() | second.keys(), key=list({**NAMES, **first, **second}).index):
+        one, other = first.get(key), second.get(key)
+        if one != other:
+            raise NotComparable(f"these figures cannot be compared: the {NAMES.get(key, key)} is {one!r} and {other!r}")
+
+
+def counterpart(facts: Facts, weights: str, others: Sequence[Evaluation]) -> Evaluation:
+    """The latest of some that may be compared with such facts, if possible of the same weights; else the latest."""
+    fair = [other for other in others if other.facts == facts]
+    alike = [other for other in fair if other.weights == weights]
     return (alike or fair or others)[-1]
 
 
 def record(folder: Path, found: Sequence[Evaluation]) -> Path:
-    """Write evaluations to a run's file, in the place of earlier ones of the same checkpoint and facts."""
+    """Write evaluations to a run's file, in the place of earlier ones of the same checkpoint, seed and facts."""
     path, new = folder / FILE, [identity(one) for one in found]
     kept = [one for one in read_evaluations(path) if identity(one) not in new] if path.is_file() else []
     return write_evaluations(path, [*kept, *found])
@@ -119,7 +128,16 @@ def read_evaluations(path: Path) -> list[Evaluation]:
 
 
 def identity(one: Evaluation) -> tuple[Any, ...]:
-    return one.step, one.weights, sorted(one.facts.items(), key=str)
+    return one.step, one.weights, one.seed, sorted(one.facts.items(), key=str)
 
 
-__all__ = ["FILE", "Evaluation", "NotComparable", "compare", "counterpart", "read_evaluations", "record"]
+__all__ = [
+    "FILE",
+    "Evaluation",
+    "NotComparable",
+    "check_comparable",
+    "compare",
+    "counterpart",
+    "read_evaluations",
+    "record",
+]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -55,14 +56,12 @@ class Moments:
     def add(self, features: Tensor) -> Moments:
         """Shape: (B, D), of any float type."""
         x = features.double()
-        if not torch.isfinite(x).all():
-            raise ValueError("features are not finite: the images, or the feature network, are broken")
+        check_finite(x)
+        if not len(x):
+            return self  # None of a block's images could be read.
         mean = x.mean(0)
         centred = x - mean
         return self._merge(len(x), mean, centred.T @ centred)
-
-    def merge(self, other: Moments) -> Moments:
-        return self._merge(other.count, other.mean, other.scatter) if other.count else self
 
     def without(self, part: Moments) -> Moments:
         """The moments of what was added except one part, which is known."""
@@ -88,6 +87,11 @@ class Moments:
         if self.count < 2:
             raise ValueError(f"a covariance needs at least two images, not {self.count}")
         return Statistics(self.mean, self.scatter / (self.count - 1), self.count)
+
+
+def check_finite(features: Tensor) -> None:
+    if not torch.isfinite(features).all():
+        raise ValueError("features are not finite: the images, or the feature network, are broken")
 
 
 def statistics_of(features: Tensor, block: int = 4096) -> Statistics:
@@ -151,18 +155,28 @@ def load_reference(path: str | Path) -> Reference:
         raise StatisticsError(f"there are no statistics {str(path)!r}: scalelong stats makes them")
     try:
         # By a handle of our own: of a damaged file numpy leaves its own open.
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with path.open("rb") as opened, open_arrays(opened) as file:
             if not {"mu", "sigma"} <= set(file.files):
                 raise StatisticsError(f"{path} has no arrays mu and sigma, but {', '.join(file.files) or 'none'}")
             mean, covariance = (torch.from_numpy(np.asarray(file[key], dtype=np.float64)) for key in ("mu", "sigma"))
             facts: dict[str, Any] = json.loads(str(file["facts"])) if "facts" in file.files else {}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         if isinstance(error, StatisticsError):
             raise
         raise StatisticsError(f"{path} is not an .npz that can be read: {error}") from error
     check_shapes(path, mean, covariance)
     features = load_features_of(path, facts.pop("features", None))
     return Reference(Statistics(mean, covariance, facts.pop("images", None)), facts, features)
+
+
+def open_arrays(file: BinaryIO) -> Any:
+    """The arrays of an .npz by name; raises ValueError if the file holds a single array."""
+    import numpy as np
+
+    found = np.load(file, allow_pickle=False)
+    if isinstance(found, np.ndarray):
+        raise ValueError("it holds one array, not several by name; raw features go with the .npz beside them")
+    return found
 
 
 def check_shapes(path: Path, mean: Tensor, covariance: Tensor) -> None:

@@ -255,6 +255,11 @@ class Config(Section):
             "data",
             "streaming: is for pixels and labels; prepared data needs none",
         )
-        guided = self.sampling.guidance not in (0.0, 1.0)
-        require(self.can_guide or not guided, "sampling", "guidance needs labels.drop or text.drop above 0 in training")
+        # Also 0, which is none of the condition: without a drop the network never saw what stands for none.
+        plain = self.sampling.guidance == 1.0
+        require(
+            self.can_guide or plain,
+            "sampling",
+            "guidance other than 1 needs labels.drop or text.drop above 0 in training",
+        )
         return self

@@ -20,6 +20,7 @@ from ..diffusion import DiffusionProcess
 from ..files import import_safetensors
 from ..skips import fuse_skips, unscale_skips
 from .build import build_process, count_parameters
+from .choice import choose_checkpoint
 from .config import Config, UViTConfig
 from .model_card import Card, write_card
 from .run import Run, RunError
@@ -41,21 +42,27 @@ class Export:
     reason: str | None = None
 
 
-def export_run(folder: str | Path, to: Target, out: str | Path | None = None, *, weights: Weights = "ema") -> Export:
-    """Write a run's last checkpoint for another library; the folder is complete or absent."""
+def export_run(
+    folder: str | Path,
+    to: Target,
+    out: str | Path | None = None,
+    *,
+    weights: Weights = "ema",
+    checkpoint: str | int = "last",
+) -> Export:
+    """Write a checkpoint of a run (last, best or a step) for another library; the folder is complete or absent."""
     run = Run(Path(folder))
-    config, checkpoint = run.config(), run.checkpoints().latest()
+    config = run.config()
     check_target(config, to)
-    if checkpoint is None:
-        raise RunError(f"{run.folder} has no checkpoint yet")
-    target = Path(out) if out is not None else run.folder / f"{to}-step-{checkpoint.step:06d}"
+    chosen = choose_checkpoint(run, checkpoint)
+    target = Path(out) if out is not None else run.folder / f"{to}-step-{chosen.step:06d}"
     if target.exists():
         raise RunError(f"{target} exists already: choose another --out, or remove it first")
-    network = read_network(config, checkpoint, weights)
+    network = read_network(config, chosen, weights)
     parameters = count_parameters(network)
     scaling = dict(network.get_submodule("skip_scaling").state_dict()) if has_scaling(network) else {}
     reason = take_in(network)
-    card = Card(config, run.folder, checkpoint.step, weights, to, parameters, reason)
+    card = Card(config, run.folder, chosen.step, weights, to, parameters, reason)
 
     def fill(place: Path) -> None:
         WRITERS[to](network, config, place)

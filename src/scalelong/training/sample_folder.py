@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from ..data.prepare import Share
 from .pictures import save_grid, save_picture, to_picture
 from .run import RunError, fcntl, replace_text
 
@@ -35,18 +36,6 @@ Progress = Callable[[float, int], None]
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """This process among those that share the work, as torchrun and accelerate say it."""
-
-    rank: int = 0
-    world: int = 1
-
-    @classmethod
-    def here(cls) -> Ranks:
-        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-
-
-@dataclass(frozen=True)
 class SampleFolder:
     """Where the images go, how many, and the settings that all of them must have been drawn with."""
 
@@ -56,18 +45,18 @@ class SampleFolder:
     batch: int
     shape: tuple[int, int, int]
 
-    def fill(self, draw: Callable[[], Draw], ranks: Ranks, progress: Progress = lambda done, count: None) -> None:
+    def fill(self, draw: Callable[[], Draw], share: Share, progress: Progress = lambda done, count: None) -> None:
         """Draw what is missing. `draw` is called only if something is, for it may have to load the network."""
         if self.is_complete():
             return
-        if ranks.rank > 0:
+        if share.rank > 0:
             wait_until(lambda: self._is_prepared() or self.is_complete())
-            self._draw_missing(draw, ranks, progress)
+            self._draw_missing(draw, share, progress)
             wait_until(lambda: not self._partial_settings.exists())
             return
         with self._locked():
             self._prepare()
-            self._draw_missing(draw, ranks, progress)
+            self._draw_missing(draw, share, progress)
             self._finish(progress)
 
     @property
@@ -134,12 +123,14 @@ class SampleFolder:
 
     def _is_prepared(self) -> bool:
         """Whether the first process has made the folder ready."""
-        return self._read(self._partial_settings) == self._full_settings
+        # Whoever removed the folder may have left its settings behind.
+        return self.partial.is_dir() and self._read(self._partial_settings) == self._full_settings
 
     def _prepare(self) -> None:
         """Keep the images that belong here, of an interrupted command or a finished one for fewer images."""
-        # Without images, whoever removed the folder has left its settings behind.
-        known = self._partial_settings.exists() and images_in(self.partial)
+        # Without images, whoever removed the folder has left its settings behind. If they are those of now, another
+        # process may be drawing already.
+        known = self._partial_settings.exists() and (images_in(self.partial) or self._is_prepared())
         self._keep_shared(self._check(self._partial_settings, self.partial) if known else 0)
         if self.folder.exists():
             self._take_over(self._check(self._settings_file, self.folder))
@@ -183,8 +174,8 @@ class SampleFolder:
         except (OSError, SyntaxError, ValueError):
             return False
 
-    def _draw_missing(self, draw: Callable[[], Draw], ranks: Ranks, progress: Progress) -> None:
-        missing = [block for block in self.blocks[ranks.rank :: ranks.world] if self._missing(block)]
+    def _draw_missing(self, draw: Callable[[], Draw], share: Share, progress: Progress) -> None:
+        missing = [block for block in self.blocks[share.rank :: share.world] if self._missing(block)]
         # Nothing was missing, and the first process has renamed the folder in the meantime.
         if not missing or not self.partial.exists():
             return

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from ..data.encoders import LatentEncoder, TextEncoder
+from ..data.prepare import Share
 from ..diffusion import sample, to_uint8
 from .build import build_model, build_process
 from .checkpoint import Checkpoint
+from .choice import choose_checkpoint
+from .complaints import complaints
 from .conditions import NOTHING, Condition, Conditioning, conditioning_of, spread_labels
 from .config import Config, Weights
 from .engine import best_device, check_compiler
 from .inputs import Inputs, open_inputs
 from .layout import lay_out
 from .manifest import MANIFEST
-from .run import Run, RunError
-from .sample_folder import Draw, Progress, Ranks, SampleFolder
+from .recipes import RecipeError
+from .run import Run
+from .sample_folder import Draw, Progress, SampleFolder
+
+logger = logging.getLogger(__name__)
 
 Conditions = Callable[[range], Condition]
 """The conditions of the images of these numbers."""
@@ -35,7 +43,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Wish:
-    """What to draw: images of a class, or of a prompt, else of all classes by turns or of held-out captions."""
+    """What to draw: images of a class, of a prompt or of both; else all classes by turns, or held-out captions."""
 
     label: int | None = None
     prompt: str | None = None
@@ -51,26 +59,26 @@ def sample_run(
     wish: Wish | None = None,
     seed: int = 0,
     weights: Weights = "ema",
+    checkpoint: str | int = "last",
     batch: int = BATCH,
     compile: bool = False,
     progress: Progress = lambda done, count: None,
 ) -> Path:
-    """Draw images with a run's last checkpoint; returns the folder of the PNGs and `grid.png`, complete or absent.
+    """Draw images with a checkpoint of a run; returns the folder of the PNGs and `grid.png`, complete or absent.
 
     Image k has the seed `seed + k`, so it does not depend on how many are drawn. Images that are there are not drawn
     again, after an interruption or for a larger `count`; processes started by torchrun share the rest. At the same
-    `batch` the files are the same to the bit; `compile` takes its time once for every size of batch, draws faster then,
-    and has a folder of its own. What is not given is as the recipe's `sampling:` block says.
+    `batch` and number of threads the files are the same to the bit; `compile` takes its time once for every size of
+    batch, draws faster then, and has a folder of its own. `checkpoint` is last, best or a step. What is not given is as
+    the recipe's `sampling:` block says.
     """
     run, wish = Run(Path(folder)), wish or Wish()
     given = {"steps": steps, "sampler": sampler, "guidance": guidance}
     config = with_sampling(run.config(), **{key: value for key, value in given.items() if value is not None})
-    checkpoint = run.checkpoints().latest()
-    if checkpoint is None:
-        raise RunError(f"{run.folder} has no checkpoint yet")
     check_wish(config, wish)
-    settings = describe_drawing(config, wish, checkpoint, weights, seed)
-    name = title(config, wish, checkpoint.step, weights, seed)
+    chosen = choose_checkpoint(run, checkpoint)
+    settings = describe_drawing(config, wish, chosen, weights, seed)
+    name = title(config, wish, chosen.step, weights, seed)
     if compile:
         check_compiler(best_device())
         # Compiled code rounds differently: a grey level here and there.
@@ -78,11 +86,11 @@ def sample_run(
 
     def draw() -> Draw:
         conditioning, conditions = conditions_of(config, wish)
-        network = load_network(config, checkpoint, weights, compile=compile)
+        network = load_network(config, chosen, weights, compile=compile)
         return Artist(network, config, conditioning, conditions, seed).draw
 
     place = run.samples / name
-    SampleFolder(place, settings, count, batch, config.data.image_shape).fill(draw, Ranks.here(), progress)
+    SampleFolder(place, settings, count, batch, config.data.image_shape).fill(draw, Share.here(), progress)
     return place
 
 
@@ -115,8 +123,12 @@ def group_of(weights: Weights) -> str:
 
 def with_sampling(config: Config, **given: object) -> Config:
     """The recipe with other settings of its `sampling:` block, checked like the recipe's own."""
-    block = {**config.sampling.model_dump(), **given}
-    return Config.model_validate({**config.model_dump(), "sampling": block})
+    raw = {**config.model_dump(), "sampling": {**config.sampling.model_dump(), **given}}
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        places = {(): "the run's recipe", **{("sampling", key): f"--{key}" for key in given}}
+        raise RecipeError("\n".join(complaints(error, raw, places))) from error
 
 
 def title(config: Config, wish: Wish, step: int, weights: Weights, seed: int) -> str:
@@ -162,23 +174,30 @@ def check_wish(config: Config, wish: Wish) -> None:
     spread_labels(config, 1, wish.label)
 
 
-def grant(config: Config, wish: Wish, count: int) -> tuple[Conditioning, Condition]:
-    """How the network is conditioned, and the condition of each image to be drawn."""
-    check_wish(config, wish)
-    conditioning, conditions = conditions_of(config, wish)
-    return conditioning, conditions(range(count))
-
-
 def conditions_of(config: Config, wish: Wish) -> tuple[Conditioning, Conditions]:
     """How the network is conditioned, and on what for any images: the text of all of them may not fit in memory."""
+
+    def labels(own: range) -> Condition:
+        return spread_labels(config, own.stop, wish.label)[own.start : own.stop]
+
     if config.text is None:
-        return conditioning_of(config), lambda own: spread_labels(config, own.stop, wish.label)[own.start : own.stop]
+        return conditioning_of(config), labels
     if wish.prompt is not None:
         text, empty = TextEncoder(config.text, own_device()).encode([wish.prompt, ""]).clone().cpu()
-        return conditioning_of(config, empty), lambda own: Condition(text=text.expand(len(own), -1, -1))
+        return conditioning_of(config, empty), lambda own: Condition(labels(own).labels, text.expand(len(own), -1, -1))
     inputs = open_inputs(config)
     conditioning = conditioning_of(config, inputs.empty_text)
-    return conditioning, lambda own: heldout_condition(inputs, conditioning, len(own), first=own.start)
+
+    def captions(own: range) -> Condition:
+        found = heldout_condition(inputs, conditioning, len(own), first=own.start)
+        return found if wish.label is None else replace(found, labels=labels(own).labels)
+
+    return conditioning, captions
+
+
+def fixed(condition: Condition) -> Conditions:
+    """Conditions that are all there already, the k-th for image k."""
+    return lambda own: condition[own.start : own.stop]
 
 
 def heldout_condition(inputs: Inputs, conditioning: Conditioning, count: int, *, first: int = 0) -> Condition:
@@ -211,7 +230,14 @@ class Artist:
             device=self.device,
             progress=lambda done, steps: progress(done / steps),
         )
-        return to_uint8(drawn if self.decoder is None else self.decoder.decode(drawn)).cpu()
+        images = drawn if self.decoder is None else self.decoder.decode(drawn)
+        warn_of_overflow(images, numbers)
+        return to_uint8(images).cpu()
+
+    def images(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
+        """Any number of images, in batches that depend on the first number alone. Shape: (B, C, H, W), uint8."""
+        batches = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
+        return torch.cat([self.draw(batch, part_of(numbers, batch, progress)) for batch in batches])
 
     @property
     def device(self) -> torch.device:
@@ -221,6 +247,20 @@ class Artist:
     def decoder(self) -> LatentEncoder | None:
         latents = self.config.latents
         return None if latents is None else LatentEncoder(latents, self.device)
+
+
+def part_of(whole: range, part: range, progress: Callable[[float], None]) -> Callable[[float], None]:
+    """Takes what share of a part is done, and tells what share of the whole is."""
+    before = part.start - whole.start
+    return lambda share: progress((before + share * len(part)) / len(whole))
+
+
+def warn_of_overflow(images: Tensor, numbers: range) -> None:
+    """Say it where a network gave something that is no colour. Shape: (B, C, H, W)."""
+    broken = int(images.isnan().flatten(1).any(1).sum())
+    if broken:
+        what = f"{broken} of the images {numbers.start} to {numbers.stop - 1}"
+        logger.warning("%s are not numbers everywhere, and black there: the network has diverged", what)
 
 
 def draw(
@@ -233,6 +273,4 @@ def draw(
     seed: int = 0,
 ) -> Tensor:
     """Images of a model in eval mode, image k from the seed `seed + k`. Shape: (count, C, H, W), uint8."""
-    artist = Artist(model, config, conditioning, lambda own: condition[own.start : own.stop], seed)
-    starts = range(0, count, BATCH)
-    return torch.cat([artist.draw(range(start, min(start + BATCH, count))) for start in starts])
+    return Artist(model, config, conditioning, fixed(condition), seed).images(range(count))

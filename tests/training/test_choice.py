@@ -1,0 +1,68 @@
+"""Which checkpoint is meant by last, best or a step, and how the commands that take it name what they write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_cases import run_tiny
+from typer.testing import CliRunner
+
+from scalelong.cli.commands import app
+from scalelong.training import CheckpointError, Run, RunError
+from scalelong.training.choice import choose_checkpoint
+
+
+def run_with(folder: Path, *metrics: float | None) -> Run:
+    """A run with a checkpoint for each held-out loss, from step 1 on."""
+    run = Run(folder)
+    for step, metric in enumerate(metrics, start=1):
+        run.checkpoints(keep_last=len(metrics)).save(step, {"model": {"weight": torch.zeros(1)}}, {}, metric)
+    return run
+
+
+@pytest.mark.parametrize(("which", "step"), [("last", 3), ("best", 2), ("1", 1), (2, 2)])
+def test_a_checkpoint_is_chosen_by_its_age_its_heldout_loss_or_its_step(
+    which: str | int, step: int, tmp_path: Path
+) -> None:
+    assert choose_checkpoint(run_with(tmp_path, 0.5, 0.1, None), which).step == step
+
+
+@pytest.mark.parametrize(
+    ("which", "error", "message"),
+    [
+        ("best", RunError, "has no checkpoint with a held-out loss, by which the best is known: use --checkpoint last"),
+        ("newest", ValueError, "--checkpoint is best, last, or the number of a step, not 'newest'"),
+        ("7", CheckpointError, "there is no checkpoint .*step-000007. Steps in .*: 1, 2"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_an_error_that_says_what_is(
+    which: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        choose_checkpoint(run_with(tmp_path, None, None), which)
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="has no checkpoint yet"):
+        choose_checkpoint(Run(tmp_path))
+
+
+def command(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong")
+
+
+def test_what_is_drawn_and_exported_is_named_after_the_step_of_the_chosen_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_tiny(run, "model.patch_size=2")
+    drawn = command("sample", run, "-n", 2, "--steps", 2, "--checkpoint", 3)
+    assert drawn.exit_code == 0, drawn.output
+    assert [path.name for path in (run / "samples").iterdir() if path.is_dir()] == [
+        "step-000003-ema-seed-0-ddpm-2-steps"
+    ]
+    exported = command("export", run, "--to", "uvit", "--checkpoint", 6)
+    assert exported.stdout.splitlines()[0] == f"written: {run / 'uvit-step-000006'}"
+    refused = command("sample", run, "--checkpoint", "best")
+    assert refused.exit_code == 2 and refused.stderr.count("\n") == 1
