@@ -13,6 +13,8 @@ from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
+from ..training.signals import SUPERVISED
+
 MODULE = "scalelong.comparison.worker"
 LOG = "workers.log"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -61,7 +63,10 @@ class Worker:
         return [json.loads(line) for line in lines if line.startswith(b'{"kind"')]
 
     def interrupt(self) -> None:
-        """Ask it to save and stop; one that is between two steps of its job ends at once."""
+        """Ask it to save and stop; one that is between two steps of its job ends at once.
+
+        Whoever ends a whole job, as a cluster does, has sent it this signal already; it does not mind the second.
+        """
         self.process.send_signal(signal.SIGTERM)
 
     def close(self, seconds: float = 10.0) -> int:
@@ -146,9 +151,9 @@ class Pool:
 
 
 def environment(number: int, threads: int) -> dict[str, str]:
-    """The variables of a worker: its threads, its GPU if there are any, and where this package is."""
+    """The variables of a worker: its threads, its GPU if there are any, where this package is, and who minds it."""
     source = str(Path(__file__).resolve().parents[2])
-    found = {**os.environ, **dict.fromkeys(THREADS, str(threads))}
+    found = {**os.environ, **dict.fromkeys(THREADS, str(threads)), SUPERVISED: "1"}
     found["PYTHONPATH"] = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     devices = visible_gpus()
     return found | ({"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]} if devices else {})

@@ -14,6 +14,9 @@ WATCHED = (signal.SIGTERM, signal.SIGINT)
 # A launcher passes on a signal that the terminal has already sent to every process: that is one signal, not two.
 ECHO_SECONDS = 2.0
 
+SUPERVISED = "SCALELONG_SUPERVISED"
+"""Set for a process whose parent passes signals on, and ends it if it hangs: no second signal needs to."""
+
 
 class StopSignals:
     """While entered, notes the first signal in `received` instead of dying of it.
@@ -23,7 +26,7 @@ class StopSignals:
 
     def __init__(self, *, several: bool = False) -> None:
         self.received: int | None = None
-        self.several = several
+        self.several, self.supervised = several, SUPERVISED in os.environ
         self._at = 0.0
         self._before: dict[int, Any] = {}
 
@@ -43,6 +46,6 @@ class StopSignals:
         now = time.monotonic()
         if self.received is None:
             self.received, self._at = number, now
-        elif not (self.several and now - self._at < ECHO_SECONDS):
+        elif not self.supervised and not (self.several and now - self._at < ECHO_SECONDS):
             # No clean-up: it may be what hangs. Checkpoints are complete or absent in any case.
             os._exit(128 + number)
