@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from comparison_cases import tiny_plan
@@ -55,3 +54,18 @@ def test_a_signal_that_reaches_a_worker_twice_does_not_keep_it_from_saving(
     assert worker.run(config(), tmp_path / "run", Told(5, times=2)) == STOPPED
     saved = Run(tmp_path / "run").checkpoints().latest()
     assert saved is not None and saved.step == 5
+
+
+def test_a_file_of_the_users_with_the_name_of_a_module_does_not_break_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("queue", "signal", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not what was meant')")
+    monkeypatch.chdir(tmp_path)
+    started = pool.Worker(tmp_path / "log", pool.environment(0, 1), ())
+    try:
+        assert started.process.stdout is not None
+        said = started.process.stdout.readline()
+        assert json.loads(said or b"null") == {"kind": "ready"}, (tmp_path / "log").read_text()
+    finally:
+        started.close()

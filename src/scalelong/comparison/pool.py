@@ -15,7 +15,8 @@ from typing import Any
 
 from ..training.signals import SUPERVISED
 
-MODULE = "scalelong.comparison.worker"
+PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from scalelong.comparison.worker import main; main()"
+"""Without the working directory among the places of modules: a user's queue.py there is not Python's."""
 LOG = "workers.log"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -28,7 +29,7 @@ class Worker:
     def __init__(self, log: Path, environment: dict[str, str], kept_open: Sequence[int]) -> None:
         with log.open("ab") as errors:
             self.process = Popen(
-                [sys.executable, "-m", MODULE],
+                [sys.executable, "-c", PROGRAM],
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=errors,
