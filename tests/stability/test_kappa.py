@@ -197,6 +197,15 @@ def test_a_probe_changes_the_advice_only_where_it_is_clearly_behind() -> None:
     assert advice.after(clear, warmup_steps=10).kappa == advice.kappa, "all of its 10 steps were warm-up"
 
 
+def test_a_value_that_caught_up_in_a_later_round_is_not_ruled_out() -> None:
+    advice = advice_for(unet_of_gain(1.0))
+    first = (scored(0.9, 0.0), scored(advice.kappa, 0.025), scored(0.5, 0.03))
+    found = Probe((first, (scored(advice.kappa, 0.0), scored(0.9, 0.025))))
+    assert (found.rules_out(advice.kappa), found.rules_out(0.9), found.rules_out(0.5)) == (False, True, True)
+    assert not found.rules_out(0.1), "it was never tried"
+    assert advice.after(found).reasons[-1] == f"In the probe κ = {advice.kappa} was not clearly behind any other value."
+
+
 def test_the_summary_is_complete_and_survives_a_file() -> None:
     advice = advice_for(unet_of_gain(1.7))
     advice = advice.after(Probe(((scored(0.9, 0.0), scored(advice.kappa, 0.025)),)))

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from ..data import keyed_generator
 from ..files import Files, to_json, write_whole
 from ..stability.readings import storable
-from ..training import Config, Run, build_model, build_process, read_metrics
-from ..training.conditions import conditioning_of
-from ..training.engine import best_device
+from ..stability.recipe import open_heldout
+from ..training import Config, Run, build_model, read_metrics
 from ..training.heldout import HeldOut
-from ..training.inputs import open_inputs
 from ..training.sampling import load_network
 
 FILE = "outcome.json"
@@ -74,15 +72,6 @@ def broken(config: Config, step: int, message: str) -> Outcome:
 
 def untrained_loss(config: Config, heldout: HeldOut) -> float:
     return heldout.loss(build_model(config).to(heldout.device))
-
-
-def open_heldout(config: Config) -> HeldOut:
-    """The held-out loss as the run's trainer measures it."""
-    inputs = open_inputs(config)
-    inputs.batches.close()
-    conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
-    size, device = config.training.batch_size, best_device()
-    return HeldOut(inputs.heldout, process, conditioning, seed=config.seed, batch_size=size, device=device)
 
 
 def noise_losses(folder: Path, config: Config, heldout: HeldOut, sigmas: Sequence[float] = SIGMAS) -> tuple[float, ...]:

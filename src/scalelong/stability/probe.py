@@ -17,13 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..training import Config, Display, Run, RunError, build_process, find_start, train
-from ..training.conditions import conditioning_of
+from ..training import Config, Display, Run, RunError, find_start, train
 from ..training.files import Files, to_json, write_whole
-from ..training.heldout import HeldOut
-from ..training.inputs import open_inputs
 from ..training.sampling import load_network
 from .kappa import DECIMALS, KappaBand
+from .recipe import open_heldout
 
 WARNING = (
     "early steps mislead: in the paper's Table 4 the reversed scaling leads after 5,000 steps and is far behind at "
@@ -77,7 +75,8 @@ class Probe:
 
     def rules_out(self, kappa: float) -> bool:
         """Whether a value was tried and was clearly behind in the last round that it was in."""
-        return any(score.clearly_behind for scores in self.rounds for score in scores if score.kappa == kappa)
+        last = next((score for scores in reversed(self.rounds) for score in scores if score.kappa == kappa), None)
+        return last is not None and last.clearly_behind
 
 
 def probe_kappas(
@@ -125,11 +124,7 @@ class Judge:
     """Trains one variant after another and gives the loss of each held-out image, which it keeps beside the run."""
 
     def __init__(self, config: Config, folder: Path, display: Display | None) -> None:
-        inputs = open_inputs(config)
-        inputs.batches.close()
-        conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
-        batch_size = config.training.batch_size
-        self.heldout = HeldOut(inputs.heldout, process, conditioning, seed=config.seed, batch_size=batch_size)
+        self.heldout = open_heldout(config)
         self.folder, self.display = folder, display
 
     def losses(self, config: Config) -> Tensor:

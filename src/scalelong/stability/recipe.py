@@ -1,4 +1,4 @@
-"""A recipe's network as it starts, and the images it would see."""
+"""A recipe's network as it starts, the images it would see, what is held out, and the κ advice for it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ..training import Config, build_model, build_process
 from ..training.conditions import Condition, conditioning_of
 from ..training.config import ScalingConfig
 from ..training.engine import best_device
+from ..training.heldout import HeldOut
 from ..training.inputs import open_inputs
-from .kappa import GAIN_IMAGES
+from .kappa import GAIN_IMAGES, KappaAdvice, suggest_kappa
 
 # Half a gigabyte of pixels.
 MOST_NUMBERS = 2**27
@@ -48,6 +49,21 @@ def recipe_start(config: Config, most: int = 10_000) -> RecipeStart:
 
     images = torch.cat([batch.images for batch in batches])
     return RecipeStart(model, images, build_process(config.diffusion).schedule, predict)
+
+
+def advise_recipe(config: Config) -> KappaAdvice:
+    """Measure the recipe's network as it starts, without scaling, on what it would train on."""
+    start, prediction = recipe_start(config), config.diffusion.prediction
+    return suggest_kappa(start.model, start.images, start.schedule, prediction=prediction, predict=start.predict)
+
+
+def open_heldout(config: Config) -> HeldOut:
+    """The held-out loss as the recipe's trainer measures it."""
+    inputs = open_inputs(config)
+    inputs.batches.close()
+    conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
+    size, device = config.training.batch_size, best_device()
+    return HeldOut(inputs.heldout, process, conditioning, seed=config.seed, batch_size=size, device=device)
 
 
 def repeated(condition: Condition, rows: int) -> Condition:
