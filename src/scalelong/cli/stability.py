@@ -164,5 +164,6 @@ def print_probe(probe: Probe) -> None:
         print_line(f"probe, {scores[0].steps} steps: held-out loss")
         for score in scores:
             behind = "" if score is scores[0] else f", behind by {score.behind:.4f} ± {score.behind_error:.4f}"
-            print_line(f"  κ = {score.kappa}: {score.loss:.4f} ± {score.standard_error:.4f}{behind}")
+            loss = "diverged" if score.diverged else f"{score.loss:.4f} ± {score.standard_error:.4f}{behind}"
+            print_line(f"  κ = {score.kappa}: {loss}")
     print_line(f"warning: {WARNING}", style="yellow")
