@@ -119,11 +119,12 @@ def with_interval(found: Results | None, form: str) -> str:
 
 
 def with_range(found: Results | None, form: str = ".2f", unit: str = "×") -> str:
-    """Such as 1.52× (1.31 to 1.77), where an interval is not symmetric."""
+    """Such as 1.52× (1.31 to 1.77), where an interval is not symmetric; or at least 16.00×."""
     if found is None or found["value"] is None:
         return NOTHING
     interval = "" if found["low"] is None else f" ({found['low']:{form}} to {found['high']:{form}})"
-    return f"{found['value']:{form}}{unit}{interval}"
+    bound = f"{found['bound']} " if found.get("bound") else ""
+    return f"{bound}{found['value']:{form}}{unit}{interval}"
 
 
 def number(value: float | None, form: str, missing: str = NOTHING) -> str:

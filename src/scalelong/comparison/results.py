@@ -213,8 +213,8 @@ def describe_pair(arm: Arm, base: Arm, records: Records) -> dict[str, Any]:
         "baseline": base.id,
         "setting": arm.setting,
         "pairs": len(pairs),
-        "speedup_steps": as_dict(steps),
-        "speedup_seconds": as_dict(seconds),
+        "speedup_steps": factor(steps),
+        "speedup_seconds": factor(seconds),
         "verdict": steps.verdict,
         "sentence": steps.sentence(arm.label, base.label),
         "verdict_seconds": seconds.verdict,
@@ -298,8 +298,14 @@ def cautions(plan: Plan, records: Records) -> list[str]:
     return found
 
 
-def as_dict(found: Estimate | Speedup) -> dict[str, Any]:
+def as_dict(found: Estimate) -> dict[str, Any]:
     return {"value": found.value, "low": found.low, "high": found.high}
+
+
+def factor(found: Speedup) -> dict[str, Any]:
+    """A speed-up; `bound` says that it is at least or at most so large, which may be all that is known."""
+    low, high = (found.low, found.high) if found.varies else (None, None)
+    return {"value": found.value, "low": low, "high": high, "bound": found.bound}
 
 
 def columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:

@@ -118,8 +118,8 @@ def speedups(key: str, setting: str, found: Sequence[dict[str, Any]], comparison
 
 def speedup_row(one: dict[str, Any], comparison: Comparison) -> Interval:
     arm = comparison.arm(as_text(one.get("arm")))
-    estimate = Estimate.of(one.get("speedup_steps"))
-    text = show_factor(estimate) if estimate.value is not None else "not measured"
+    estimate, bound = Estimate.of(one.get("speedup_steps")), as_text(as_dict(one.get("speedup_steps")).get("bound"))
+    text = f"{bound} {show_factor(estimate)}".strip() if estimate.value is not None else "not measured"
     label, style = (arm.label, arm.style) if arm else (as_text(one.get("arm"), NOTHING), 0)
     verdict = as_text(one.get("verdict"), "cannot be judged")
     return Interval(label, style, estimate, text, "\n".join(sentences(one)), verdict)
