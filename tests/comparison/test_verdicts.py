@@ -78,14 +78,15 @@ def test_a_stricter_interval_needs_a_clearer_difference() -> None:
         ),
         (
             Speedup(16.0, 16.0, 16.0, 3, "faster", early=3),
-            "CS reaches the final held-out loss of none in at least 16.00× fewer steps (3 seeds). At the first evaluation "
-            "there already: CS with 3 of 3 seeds. Evaluate earlier (training.eval_every) to see all of it.",
+            "CS reaches the final held-out loss of none in at least 16.00× fewer steps (3 seeds). "
+            "At the first evaluation there already: CS with 3 of 3 seeds. "
+            "Evaluate earlier (training.eval_every) to see all of it.",
         ),
         (
             Speedup(0.25, 0.125, 0.5, 3, "slower", baseline_early=1),
-            "CS takes at least 4.00× as many steps as none to the same loss (95 % interval 2.00 to 8.00, 3 seeds). At the "
-            "first evaluation there already: none with 1 of 3 seeds. Evaluate earlier (training.eval_every) to see all of "
-            "it.",
+            "CS takes at least 4.00× as many steps as none to the same loss (95 % interval 2.00 to 8.00, 3 seeds). "
+            "At the first evaluation there already: none with 1 of 3 seeds. "
+            "Evaluate earlier (training.eval_every) to see all of it.",
         ),
         (
             Speedup(None, None, None, 5, "cannot be judged", diverged=3),

@@ -21,7 +21,7 @@ Line = Mapping[str, Any]
 
 END = 0.1
 """The last tenth of the readings tells the coefficients at the end: those of LS differ from batch to batch."""
-WATCHED = ("feature", "gradient")
+OSCILLATIONS = ("feature", "gradient")
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ class RunRecord:
         return self.distances.last if finished and self.distances.steps[-1:] == (self.step,) else None
 
 
+Records = Mapping[str, Sequence[RunRecord]]
+"""By arm, one for each seed, in the plan's order."""
+
+
 def collect(out: Path, run: PlannedRun) -> RunRecord:
     """Read a run's folder; one that was not begun has nothing."""
     folder = out / run.folder
@@ -97,7 +101,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         distances=distances,
         raw_distance=read_raw_distance(folder, run.config),
         distance_name=name,
-        oscillation={kind: mean_oscillation(readings, kind) for kind in WATCHED},
+        oscillation={kind: mean_oscillation(readings, kind) for kind in OSCILLATIONS},
         coefficients=last_coefficients(readings),
         seconds=total_seconds(lines),
         seconds_per_step=step_seconds(lines, run.arm.batch),

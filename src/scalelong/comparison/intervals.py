@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+CONFIDENCE = 0.95
+"""Of the intervals of a comparison."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -113,3 +116,17 @@ def student_quantile(confidence: float, freedom: int) -> float:
         inside = student_within(math.tan(middle), freedom) < confidence
         low, high = (middle, high) if inside else (low, middle)
     return math.tan(low)
+
+
+def as_dict(found: Estimate) -> dict[str, float | None]:
+    """As results.json has it."""
+    return {"value": found.value, "low": found.low, "high": found.high}
+
+
+def columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:
+    """Several side by side, as results.json has curves."""
+    return {
+        "mean": [one.value for one in found],
+        "low": [one.low for one in found],
+        "high": [one.high for one in found],
+    }
