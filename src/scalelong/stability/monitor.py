@@ -218,7 +218,7 @@ class SkipMonitor:
         """How far each series goes back and forth; of features, beyond what the draw of the batches explains."""
         count, features = len(self.layout.series), self.features
         swings = swing_index(window[:, :count])
-        swings[features] = beyond_noise(swings[features], window[:, count : count + len(features)].mean(dim=0))
+        swings[features] = beyond_noise(swings[features], window[:, count : count + len(features)].nanmean(dim=0))
         return swings
 
     def _named(self, row: list[float], moved: list[float]) -> tuple[dict[str, float], dict[str, float]]:
