@@ -451,10 +451,39 @@ def test_a_run_ends_with_its_last_evaluation(cases: Path, tmp_path: Path) -> Non
     run = shutil.copytree(cases / "single", tmp_path / "run")
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**config, "evaluation": {"every": 10}}))
-    (run / "evaluation.json").write_text("[]")
+    (run / "evaluation.json").write_text(json.dumps([{"step": 10, "figures": {}}]))
     assert not read_content([run]).finished
     (run / "evaluation.json").write_text(json.dumps([{"step": config["training"]["steps"], "figures": {}}]))
     assert read_content([run]).finished
+
+
+def test_a_run_that_was_trained_without_an_evaluator_ends_with_its_last_step(cases: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(cases / "single", tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, "evaluation": {"every": 10}}))
+    assert read_content([run]).finished
+
+
+def test_the_time_of_a_run_is_that_of_all_its_starts(cases: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(cases / "half", tmp_path / "run")
+    write_json(run / "environment.json", [{"step": 0}, {"step": 500}])
+    lines = [{"step": 500, "seconds": 60.0}, {"step": 550, "seconds": 70.0}, {"step": 600, "seconds": 90.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = page_of(run)
+    assert page.text.count("2 min 30 s") == 2, "in the table, and among the facts"
+
+
+def coefficients_on(page: Page) -> list[Any]:
+    (chart,) = (chart for chart in page.data["charts"] if chart["key"] == "r-coef")
+    return [series["points"] for series in chart["views"][0]["series"]]
+
+
+def test_the_coefficients_are_those_of_the_last_reading_whatever_happened_after_it(cases: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(cases / "single", tmp_path / "run")
+    event = {"step": 3200, "event": "oscillation", "skip": 2, "message": "training oscillates"}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    assert coefficients_on(page_of(run)) == coefficients_on(page_of(cases / "single"))
 
 
 def test_watching_reads_again_after_a_change_and_ends_with_the_run(tmp_path: Path) -> None:

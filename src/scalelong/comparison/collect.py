@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from ..evaluation.results import FILE as EVALUATIONS
 from ..evaluation.results import Evaluation, read_evaluations
+from ..sessions import trained_seconds
 from ..training import Config, Run, read_metrics
 from ..training.config import EvaluationConfig
 from .curves import Curve
@@ -90,7 +92,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
     if not path.is_file():
         return RunRecord(run.seed, str(run.folder))
     lines = read_metrics(path)
-    readings = [line for line in lines if any(key.startswith(("skip", "block/")) for key in line)]
+    readings = [line for line in lines if is_reading(line)]
     name, distances = read_distances(folder, run.config.evaluation)
     return RunRecord(
         seed=run.seed,
@@ -103,9 +105,14 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         distance_name=name,
         oscillation={kind: mean_oscillation(readings, kind) for kind in OSCILLATIONS},
         coefficients=last_coefficients(readings),
-        seconds=total_seconds(lines),
+        seconds=total_seconds(Run(folder), lines),
         seconds_per_step=step_seconds(lines, run.arm.batch),
     )
+
+
+def is_reading(line: Line) -> bool:
+    """Whether a line is the monitor's; the event of an oscillation names a skip too."""
+    return "event" not in line and any(key.startswith(("skip", "block/")) for key in line)
 
 
 def series(lines: Sequence[Line], key: str) -> Series:
@@ -181,9 +188,9 @@ def step_seconds(lines: Sequence[Line], batch: int) -> float | None:
     return batch / statistics.median(rates) if rates else None
 
 
-def total_seconds(lines: Sequence[Line]) -> float:
-    """The time of the training loop; the clock of a run begins anew whenever it goes on."""
-    total = last = 0.0
-    for seconds in (line["seconds"] for line in lines if "seconds" in line):
-        total, last = total + (seconds - last if seconds >= last else seconds), seconds
-    return total
+def total_seconds(run: Run, lines: Sequence[Line]) -> float:
+    """The time of the training loop, over all sessions of a run."""
+    file = run.environment_file
+    starts = json.loads(file.read_bytes()) if file.is_file() else []
+    times = [(line["step"], line["seconds"]) for line in lines if "seconds" in line]
+    return trained_seconds(times, [start["step"] for start in starts]) or 0.0

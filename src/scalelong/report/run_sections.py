@@ -66,7 +66,7 @@ def result_table(runs: Sequence[RunFolder]) -> Table:
     rows = [
         (
             *(run.label, run.method, show(run.seed), run.status),
-            *(show(run.last("heldout_loss_ema")), show(run.last("heldout_loss")), duration(run.last("seconds"))),
+            *(show(run.last("heldout_loss_ema")), show(run.last("heldout_loss")), duration(run.seconds)),
         )
         for run in runs
     ]
