@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"files"},
     "training": BASE | {"files"},
     "evaluation": BASE | {"training"},
-    "stability": BASE | {"training"},
+    "stability": BASE | {"files", "training"},
     "comparison": BASE | {"process", "files", "sessions", "training", "evaluation", "stability"},
     "report": {"files", "sessions"},
     "cli": EVERYTHING,

@@ -21,8 +21,11 @@ from scalelong.models import TheoryUNet, UViT
 from scalelong.stability import KappaAdvice, KappaBand, kappa_band, measure_inputs, suggest_kappa
 from scalelong.stability.kappa import LOWEST, solve_kappa
 from scalelong.stability.probe import Probe, Score
+from scalelong.stability.recipe import joined, recipe_start, repeated
 from scalelong.stability.theory import sum_of_squares
 from scalelong.stability.verify_inputs import MeasuredData, cifar10_images, verify_inputs
+from scalelong.training import load_recipe
+from scalelong.training.conditions import Condition
 
 TINY = (
     *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.heldout_count=10"),
@@ -252,3 +255,31 @@ def test_the_process_that_is_measured_is_the_one_that_trains() -> None:
     assert norms.times.min() >= 0 and norms.times.max() < schedule.num_steps
     mean = process.schedule.log_alpha_bar(norms.times).exp().mean().item()
     assert mean == pytest.approx(norms.mean_alpha_bar, rel=0.01)
+
+
+class OnGPU(Tensor):
+    """Stands for images on a GPU: they do not mix with floats of the CPU until `.cpu()` brings them there."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.cpu:
+            return args[0].as_subclass(Tensor)
+        if any(type(one) is Tensor and one.is_floating_point() for one in args):
+            raise RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_images_on_a_gpu_are_measured_as_those_on_the_cpu() -> None:
+    model, images = unet_of_gain(1.7), uniform_images(20)
+    there = suggest_kappa(model, images.as_subclass(OnGPU), LinearSchedule(), predict=lambda x, t: model(x))
+    here = suggest_kappa(model, images, LinearSchedule(), predict=lambda x, t: model(x))
+    assert there.summary() == here.summary()
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_a_conditional_recipe_is_measured_with_its_images_labels_whatever_the_batch_size(batch_size: int) -> None:
+    labelled = ("labels.classes=10", "data.label_column=label")
+    start = recipe_start(load_recipe("digits", [*TINY, f"training.batch_size={batch_size}", *labelled]), most=6)
+    assert start.predict(start.images[:2].repeat(3, 1, 1, 1), torch.zeros(6)).shape == (6, 1, 8, 8)
+    labels = joined([Condition(labels=torch.tensor([5])), Condition(labels=torch.tensor([7]))])
+    assert repeated(labels, 5).labels.tolist() == [5, 7, 5, 7, 5]  # type: ignore[union-attr]

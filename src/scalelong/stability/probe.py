@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..files import Files, to_json, write_whole
 from ..training import Config, Display, Run, RunError, TrainingDiverged, find_start, train
-from ..training.files import Files, to_json, write_whole
 from ..training.sampling import load_network
 from .kappa import DECIMALS, KappaBand
 from .readings import storable

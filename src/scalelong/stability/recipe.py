@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ def recipe_start(config: Config, most: int = 10_000) -> RecipeStart:
     finally:
         inputs.batches.close()
     conditioning = conditioning_of(config, inputs.empty_text)
-    first = conditioning.of(batches[0])
+    first = joined([conditioning.of(batch) for batch in batches[:GAIN_IMAGES]])[slice(GAIN_IMAGES)]
 
     def predict(x: Tensor, t: Tensor) -> Tensor:
         return conditioning.predictor(model, repeated(first, len(x)).to(x.device))(x, t)
@@ -66,6 +67,13 @@ def open_heldout(config: Config) -> HeldOut:
     return HeldOut(inputs.heldout, process, conditioning, seed=config.seed, batch_size=size, device=device)
 
 
+def joined(conditions: Sequence[Condition]) -> Condition:
+    """The conditions of several batches, one after another."""
+    columns = [[condition.labels for condition in conditions], [condition.text for condition in conditions]]
+    given = [[value for value in column if value is not None] for column in columns]
+    return Condition(*(torch.cat(column) if column else None for column in given))
+
+
 def repeated(condition: Condition, rows: int) -> Condition:
-    """The condition of every row where the rows are the first images over and over."""
-    return condition.map(lambda value: value[torch.arange(rows) % GAIN_IMAGES])
+    """The condition of every row where the rows are the same images over and over."""
+    return condition.map(lambda value: value[torch.arange(rows) % len(value)])

@@ -26,9 +26,10 @@ class StopSignals:
 
     def __init__(self, *, several: bool = False) -> None:
         self.received: int | None = None
-        self.several, self.supervised = several, SUPERVISED in os.environ
+        self.several = several
         self._at = 0.0
         self._before: dict[int, Any] = {}
+        self.supervised = SUPERVISED in os.environ
 
     def __enter__(self) -> StopSignals:
         # Python lets only the main thread have handlers; elsewhere whoever runs the thread decides.
