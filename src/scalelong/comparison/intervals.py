@@ -26,8 +26,6 @@ class Difference(Estimate):
     """The mean of first − second over pairs, its interval, and the p of the paired t test, which agrees with it."""
 
     p: float | None = None
-    pairs: int = 0
-    test: str = "paired t"
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate:
@@ -49,14 +47,14 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
     """How much the first are above the second, pair by pair.
 
     >>> paired_difference([1.0, 2.0, 3.0], [0.5, 1.0, 2.5])
-    Difference(value=0.66..., low=-0.05..., high=1.38..., p=0.057..., pairs=3, test='paired t')
+    Difference(value=0.66..., low=-0.05..., high=1.38..., p=0.057...)
     """
     if len(first) != len(second):
         raise ValueError(f"pairs need as many first values as second ones, not {len(first)} and {len(second)}")
     differences = [one - other for one, other in zip(first, second, strict=True)]
     found = mean_interval(differences, confidence)
     p = None if found.low is None else student_p(differences)
-    return Difference(found.value, found.low, found.high, p, len(differences))
+    return Difference(found.value, found.low, found.high, p)
 
 
 def student_p(values: Sequence[float]) -> float:
