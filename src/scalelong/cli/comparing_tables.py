@@ -65,16 +65,26 @@ def setting_table(results: Results, setting: str) -> Table:
 
 def quality_lines(arms: Sequence[Results]) -> list[str]:
     """What training, and averaging the weights, did for the distance."""
-    fell = [arm for arm in arms if arm["fd_curve"] and len(arm["fd_curve"]["steps"]) > 1]
     raw = [f"{arm['label']} {number(arm['final_fd_raw']['value'], '.0f')}" for arm in arms if arm["final_fd_raw"]]
-    lines = []
-    if fell:
-        name, steps = fell[0]["fd_curve"]["name"], fell[0]["fd_curve"]["steps"]
-        shown = ", ".join(f"{arm['label']} {both_ends(arm['fd_curve']['mean'])}" for arm in fell)
-        lines.append(f"{name} from step {steps[0]:,} to {steps[-1]:,}: {shown}")
+    lines = [fall_line(*steps, alike) for steps, alike in evaluated_alike(arms).items()]
     if raw:
         lines.append(f"at the end with the last weights instead of averaged ones: {', '.join(raw)}")
     return lines
+
+
+def evaluated_alike(arms: Sequence[Results]) -> dict[tuple[int, int], list[Results]]:
+    """The arms with several evaluations, by the steps of the first and of the last."""
+    found: dict[tuple[int, int], list[Results]] = {}
+    for arm in arms:
+        steps = arm["fd_curve"]["steps"] if arm["fd_curve"] else []
+        if len(steps) > 1:
+            found.setdefault((steps[0], steps[-1]), []).append(arm)
+    return found
+
+
+def fall_line(first: int, last: int, arms: Sequence[Results]) -> str:
+    shown = ", ".join(f"{arm['label']} {both_ends(arm['fd_curve']['mean'])}" for arm in arms)
+    return f"{arms[0]['fd_curve']['name']} from step {first:,} to {last:,}: {shown}"
 
 
 def both_ends(values: Sequence[float | None]) -> str:
