@@ -27,7 +27,7 @@ from scalelong.report.comparison_sections import numbers_table
 from scalelong.report.figures import draw_figures
 from scalelong.report.intervals import IntervalScale
 from scalelong.report.page import RELOAD_SECONDS
-from scalelong.report.pictures import Album
+from scalelong.report.pictures import Album, Budget
 from scalelong.report.read import Estimate, Notes
 from scalelong.report.watch import QUIET_POLLS, watch_content
 
@@ -294,11 +294,15 @@ BROKEN = {"empty": "", "half": '{"arms": [{"id": "c', "other": "[1, 2]", "null":
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("name", ["config.yaml", "environment.json", "metrics.jsonl", "evaluation.json", "kappa.json"])
-def test_a_run_with_a_broken_file_still_has_a_page(cases: Path, tmp_path: Path, name: str, content: str) -> None:
-    shutil.copytree(cases / "half", tmp_path / "run")
-    (tmp_path / "run" / name).write_text(content, encoding="utf-8")
-    content_read = read_content([tmp_path / "run"])
-    assert "half" not in content_read.parts[0].title
+def test_a_run_with_a_broken_file_still_has_a_page_which_names_it(
+    cases: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    run = shutil.copytree(cases / "half", tmp_path / "run")
+    (run / name).write_text(f"{content}\n", encoding="utf-8")
+    text = page_of(run).text
+    assert "Result" in text and "What was run" in text
+    begun = name == "metrics.jsonl" and not content
+    assert (f"run/{name}" in text) != begun, "a run that has logged nothing yet is not broken"
 
 
 @pytest.mark.parametrize("name", ["results.json", "comparison.json", "kappa.json", "runs/cs/seed-0/metrics.jsonl"])
@@ -392,13 +396,31 @@ def test_many_large_pictures_stay_within_the_size_of_a_page(tmp_path: Path) -> N
 
     Image.effect_noise((800, 800), 90).convert("RGB").save(tmp_path / "large.png", compress_level=1)
     notes, budget = Notes(), 400_000
-    album = Album(notes, left=budget)
+    album = Album(notes, Budget(budget))
     pictures = [album.embed(tmp_path / "large.png", "CS", "") for _ in range(4)]
     kept = [picture for picture in pictures if picture is not None]
     assert 1 <= len(kept) < 4
     # Base64 takes four letters for three bytes.
     assert sum(len(picture.source) for picture in kept) <= budget * 4 / 3 + 100 * len(kept)
     assert "left out" in notes.lines[0]
+
+
+def test_the_pictures_of_all_comparisons_and_runs_of_a_page_share_its_size(
+    cases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = 30_000  # Five of the grids that were drawn here.
+    monkeypatch.setattr("scalelong.report.page.Budget", lambda: Budget(budget))
+    page = page_of(cases / "comparison", cases / "rates", cases / "single")
+    pictures = [source for source in page.having("src") if source.startswith("data:image")]
+    assert pictures and sum(len(source) for source in pictures) <= budget * 4 / 3 + 100 * len(pictures)
+    assert "and later pictures are left out" in page.text
+
+
+def test_settings_whose_samples_are_not_shown_are_named(tmp_path: Path) -> None:
+    rates = (0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007)
+    page = page_of(write_comparison(tmp_path / "comparison", rates=rates, seeds=1))
+    assert "Drawn images, lr 0.006" in page.text and "Drawn images, lr 0.007" not in page.text
+    assert "Not shown, to keep the page small: the samples of lr 0.007, which lie in their folders." in page.text
 
 
 def test_every_figure_is_drawn_as_png_and_svg_and_names_stay_text(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..sessions import trained_seconds
 from .numbers import Points, listed, plural, show
-from .read import Notes, as_dict, as_dicts, as_list, as_text, finite, number, read_json, read_lines, read_yaml, whole
+from .read import Notes, as_dict, as_list, as_text, finite, number, read_dict, read_dicts, read_lines, read_yaml, whole
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 
@@ -160,10 +160,10 @@ def read_run(folder: Path, label: str) -> RunFolder:
     config = read_yaml(folder / CONFIG, notes)
     if not (folder / CONFIG).is_file():
         notes.add(f"{CONFIG} is missing: settings are not known.")
-    starts = as_dicts(read_json(folder / "environment.json", notes))
+    starts = read_dicts(folder / "environment.json", notes)
     lines = read_lines(folder / METRICS, notes)
-    evaluations = as_dicts(read_json(folder / "evaluation.json", notes))
-    kappa = as_dict(read_json(folder / "kappa.json", notes))
+    evaluations = read_dicts(folder / "evaluation.json", notes)
+    kappa = read_dict(folder / "kappa.json", notes)
     return RunFolder(folder, label, config, starts, lines, evaluations, kappa, tuple(notes.lines))
 
 
