@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..data import keyed_generator
 from ..files import Files, to_json, write_whole
-from ..stability.readings import storable
+from ..stability.readings import with_nulls
 from ..stability.recipe import open_heldout
 from ..training import Config, Run, build_model, read_metrics
 from ..training.heldout import HeldOut
@@ -89,7 +89,7 @@ def last_losses(folder: Path) -> list[float]:
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
-    content = to_json(storable(asdict(outcome)))
+    content = to_json(with_nulls(asdict(outcome)))
     write_whole(folder / FILE, lambda temporary: Files().write_bytes(temporary, content))
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..stability.readings import storable
+from ..stability.readings import with_nulls
 from ..training.run import git_commit, versions
 from .bands import confidence_band
 from .collect import OSCILLATIONS, Records, RunRecord, Series
@@ -68,7 +68,7 @@ def summarise(plan: Plan, records: Records, around: Circumstances) -> dict[str, 
         "rate_sensitivity": describe_rates(plan, records),
         "warnings": [*around.warnings, *cautions(plan, records)],
     }
-    return storable(content)
+    return with_nulls(content)
 
 
 def overall_status(arms: Sequence[Mapping[str, Any]]) -> str:

@@ -21,7 +21,7 @@ from ..files import Files, to_json, write_whole
 from ..training import Config, Display, Run, RunError, TrainingDiverged, find_start, train
 from ..training.sampling import load_network
 from .kappa import DECIMALS, KappaBand
-from .readings import storable
+from .readings import with_nulls
 from .recipe import open_heldout
 
 WARNING = (
@@ -78,7 +78,7 @@ class Probe:
 
     def summary(self) -> dict[str, Any]:
         """As JSON has it, which has no number for what diverged."""
-        rounds = [[storable(asdict(score)) for score in scores] for scores in self.rounds]
+        rounds = [[with_nulls(asdict(score)) for score in scores] for scores in self.rounds]
         return {"best": self.best, "decided": self.decided, "rounds": rounds}
 
     def rules_out(self, kappa: float) -> bool:
