@@ -21,6 +21,7 @@ BASE = {"skips", "models", "diffusion", "data"}
 EVERYTHING = BASE | {
     "files",
     "process",
+    "sessions",
     "training",
     "evaluation",
     "stability",
@@ -34,6 +35,7 @@ EVERYTHING = BASE | {
 ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "process": set(),
+    "sessions": set(),
     "skips": set(),
     "models": set(),
     "diffusion": set(),
@@ -41,8 +43,8 @@ ALLOWED: dict[str, set[str]] = {
     "training": BASE | {"files"},
     "evaluation": BASE | {"files", "training"},
     "stability": BASE | {"files", "training"},
-    "comparison": BASE | {"process", "files", "training", "evaluation", "stability"},
-    "report": {"files"},
+    "comparison": BASE | {"process", "files", "sessions", "training", "evaluation", "stability"},
+    "report": {"files", "sessions"},
     "cli": EVERYTHING,
     "__main__": {"cli"},
     "__init__": EVERYTHING,

@@ -41,7 +41,7 @@ class Files:
     def write_tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         """Write one safetensors file; names that share a tensor share its bytes."""
         library = import_safetensors()
-        kept, aliases = storable(tensors)
+        kept, aliases = without_aliases(tensors)
         try:
             # The library's own save_model names tied weights in the metadata the same way: alias to kept.
             library.torch.save_file(kept, path, metadata=aliases or None)
@@ -124,7 +124,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors | {alias: tensors[kept] for alias, kept in aliases.items() if kept in tensors}
 
 
-def storable(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def without_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What safetensors accepts: one contiguous CPU tensor for each piece of memory, and the names left out."""
     first_with: dict[tuple[Any, ...], str] = {}
     kept: dict[str, Tensor] = {}

@@ -2,9 +2,10 @@
 
 `python killed_comparisons.py '[{"out": …, "methods": ["none", "cs"], "ends": ["SIGKILL", "SIGTERM", "worker"]}]'`
 
-An `obstacle` is a file that makes one run fail at first. An end is a signal for the comparison, or "worker":
-then one of its workers gets a SIGKILL, and the comparison is let finish. Processes are forked, because importing
-everything anew for each of them would take most of the time.
+An `obstacle` is a file that makes one run fail at first. An end is a signal for the comparison, "everyone": then its
+workers get a SIGTERM too, or "worker" or "told": then one of its workers gets a SIGKILL or a SIGTERM, and the
+comparison is let finish. Processes are forked, because importing everything anew for each of them would take most of
+the time.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def main(plans: list[dict[str, Any]]) -> None:
             child = start(plan)
             wait_for_progress(out, child, chance.randint(1, 12))
             time.sleep(chance.uniform(0, 0.2))
-            end(child, how)
+            end(child, how, out)
         code = os.waitstatus_to_exitcode(os.waitpid(start(plan), 0)[1])
         if code:
             sys.exit(f"the comparison in {out} failed: {code}")
@@ -121,16 +122,25 @@ def start(plan: dict[str, Any]) -> int:
         os._exit(1)
 
 
-def end(child: int, how: str) -> None:
+CODES = {"worker": 0, "told": 0, "SIGKILL": -9, "SIGTERM": 143, "everyone": 143}
+
+
+def end(child: int, how: str, out: Path) -> None:
     """Stop a comparison in its midst, or one of its workers."""
-    if how == "worker":
-        workers = subprocess.run(["pgrep", "-P", str(child)], capture_output=True, text=True).stdout.split()
-        os.kill(int(workers[0]), signal.SIGKILL)
+    workers = subprocess.run(["pgrep", "-P", str(child)], capture_output=True, text=True).stdout.split()
+    if how in ("worker", "told"):
+        os.kill(int(workers[0]), signal.SIGKILL if how == "worker" else signal.SIGTERM)
+    elif how == "everyone":
+        for number in (*workers, child):
+            os.kill(int(number), signal.SIGTERM)
     else:
         os.kill(child, signal.Signals[how])
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code != {"worker": 0, "SIGKILL": -9, "SIGTERM": 143}[how]:
+    if code != CODES[how]:
         sys.exit(f"after {how} the exit code was {code}")
+    status = json.loads((out / "results.json").read_text())["status"]
+    if code == 0 and status != "finished":
+        sys.exit(f"after {how} the comparison ended, but was {status}")
 
 
 def progress(out: Path) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scalelong.comparison import (
     Band,
     Curve,
-    Sensitivity,
+    Estimate,
     confidence_band,
     largest_stable_rate,
     mean_interval,
@@ -65,7 +65,7 @@ def test_the_sensitivity_scales_with_the_loss(losses: list[list[float]], unit: f
 
 
 def test_a_method_that_is_as_good_with_every_rate_has_sensitivity_0() -> None:
-    assert rate_sensitivity(RATES, [[0.2, 0.3]] * 4, 1.0) == Sensitivity(0.0, 0.0, 0.0)
+    assert rate_sensitivity(RATES, [[0.2, 0.3]] * 4, 1.0) == Estimate(0.0, 0.0, 0.0)
 
 
 def test_the_sensitivity_is_the_mean_excess_over_the_best_rate_with_an_interval_over_seeds() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from typer.testing import CliRunner
 from scalelong.cli.commands import app
 from scalelong.cli.comparing import report
 from scalelong.comparison.runner import Ending
+from scalelong.report import read_content, render
+from scalelong.report.comparison import read_comparison
+from scalelong.report.comparison_sections import numbers_table
 
 RATES = [4e-3, 1.0]
 ARGUMENTS = ["compare", "digits", "--methods", "none,cs", "--seeds", "1", "--lr", "4e-3,1"]
@@ -78,6 +82,20 @@ def test_the_same_command_on_a_finished_comparison_changes_no_run(made: Made) ->
     assert files_in(out / "runs") == before
     told, said = (text[text.index("digits, lr 0.004") :] for text in (done.stdout, again.stdout))
     assert said.split() == told.split(), "the tables are made of the folders alone"
+
+
+def test_its_page_shows_what_it_wrote(made: Made) -> None:
+    pytest.importorskip("jinja2")
+    results = json.loads((made[0] / "results.json").read_text())
+    text = " ".join(unescape(render(read_content([made[0]]))).split())
+    assert all(pair["sentence"] in text and pair["sentence_seconds"] in text for pair in results["comparisons"])
+    assert all(warning in text for warning in results["warnings"]), "of the runs that diverged"
+    for row, arm in zip(numbers_table(read_comparison(made[0])).rows, results["arms"], strict=True):
+        loss = arm["final_loss"]["value"]
+        assert row[0] == f"{arm['label']}, lr {arm['lr']:g}"
+        assert row[3] == ("–" if loss is None else f"{loss:.4f}")
+        assert row[-1] == f"{results['parameters'][arm['id']]:,}"
+    assert sum(row[2].startswith("1 of 1") for row in numbers_table(read_comparison(made[0])).rows) == 2
 
 
 def test_the_exit_code_tells_of_failures_and_signals(made: Made, capsys: pytest.CaptureFixture[str]) -> None:

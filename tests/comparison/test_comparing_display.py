@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from comparison_cases import tiny_plan
 from rich.console import Console
 
 from scalelong.cli.comparing_display import Lines, progress_table
+from scalelong.cli.comparing_tables import quality_lines
 from scalelong.comparison.board import Board, RunState
 
 
@@ -55,4 +57,18 @@ def test_in_a_pipe_a_run_that_ends_is_one_line(board: Board, capsys: pytest.Capt
     assert capsys.readouterr().out.splitlines() == [
         "none seed 0 finished, held-out loss 0.2500; 2 of 6 runs done",
         "none seed 1 diverged: loss nan; 2 of 6 runs done",
+    ]
+
+
+def quality(label: str, *steps: int) -> dict[str, Any]:
+    """What a table is told of an arm whose distance falls from 100 to 50."""
+    curve = {"name": "FD-EffNet", "steps": steps, "mean": [100.0, 50.0]} if steps else None
+    return {"label": label, "fd_curve": curve, "final_fd_raw": None}
+
+
+def test_every_arm_is_told_with_the_steps_of_its_own_evaluations() -> None:
+    arms = [quality("none", 600, 1200), quality("CS", 400, 1200), quality("LS", 600, 1200), quality("norm")]
+    assert quality_lines(arms) == [
+        "FD-EffNet from step 600 to 1,200: none 100 → 50, LS 100 → 50",
+        "FD-EffNet from step 400 to 1,200: CS 100 → 50",
     ]

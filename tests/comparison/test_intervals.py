@@ -55,7 +55,6 @@ def test_a_paired_difference_has_the_p_of_scipys_paired_t_test() -> None:
     found, expected = paired_difference(first, second), stats.ttest_rel(first, second)
     assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
     assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()), rel=1e-9)
-    assert (found.pairs, found.test) == (4, "paired t")
 
 
 @given(numbers)
@@ -94,8 +93,8 @@ def test_sign_flips_of_five_pairs_could_never_show_a_difference() -> None:
 def test_differences_that_are_all_the_same_are_certain_and_those_of_one_pair_are_not() -> None:
     assert paired_difference([2.0, 3.0], [1.0, 2.0]).p == 0.0
     assert paired_difference([2.0, 3.0], [2.0, 3.0]).p == 1.0
-    assert paired_difference([2.0], [1.0]) == Difference(1.0, pairs=1)
-    assert paired_difference([2.0, math.inf], [1.0, 1.0]) == Difference(None, pairs=2)
+    assert paired_difference([2.0], [1.0]) == Difference(1.0)
+    assert paired_difference([2.0, math.inf], [1.0, 1.0]) == Difference(None)
     with pytest.raises(ValueError, match="as many first values as second ones, not 2 and 1"):
         paired_difference([1.0, 2.0], [1.0])
 

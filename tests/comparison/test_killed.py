@@ -39,12 +39,17 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = {"out": folder / "whole", "methods": METHODS[:2]}
     failed = {**whole, "out": folder / "failed", "obstacle": OBSTACLE}
     troubled = {**whole, "out": folder / "troubled", "ends": ["SIGKILL", "SIGTERM", "SIGKILL", "worker"]}
-    in_processes(whole, failed, troubled)
+    asked = {**whole, "out": folder / "asked", "ends": ["everyone", "told"]}
+    in_processes(whole, failed, troubled, asked)
     return folder
 
 
 def test_killed_told_to_stop_and_without_a_worker_it_gives_the_same_tables(two: Path) -> None:
     assert tables(two / "troubled") == tables(two / "whole")
+
+
+def test_told_to_stop_with_all_its_workers_and_then_one_worker_alone_it_gives_the_same_tables(two: Path) -> None:
+    assert tables(two / "asked") == tables(two / "whole")
 
 
 def test_a_run_that_fails_is_named_the_others_go_on_and_it_is_made_up_for(two: Path) -> None:

@@ -65,6 +65,28 @@ def test_a_record_holds_what_the_run_has_written(finished: Path) -> None:
     assert found.seconds > 0 and found.seconds_per_step is not None
 
 
+def test_the_event_of_an_oscillation_is_no_reading(finished: Path, tmp_path: Path) -> None:
+    run = planned()
+    shutil.copytree(finished / run.folder, tmp_path / run.folder)
+    event = {"step": 10, "event": "oscillation", "skip": 2, "skip_swing": 0.5, "message": "training oscillates"}
+    for _ in range(10):
+        Run(tmp_path / run.folder).metrics.write(event)
+    assert collect(tmp_path, run).coefficients == collect(finished, run).coefficients
+
+
+@pytest.mark.parametrize("first", [60.0, 600.0], ids=["shorter", "longer"])
+def test_the_seconds_of_a_run_are_those_of_all_its_sessions(first: float, finished: Path, tmp_path: Path) -> None:
+    """Whether the first lap after it goes on is shorter or longer than all that came before."""
+    run = planned()
+    shutil.copytree(finished / run.folder, tmp_path / run.folder)
+    folder = Run(tmp_path / run.folder)
+    folder.environment_file.write_text(json.dumps([{"step": 0}, {"step": 4}, {"step": 6}]))
+    seconds = [1.0, 2.0, 3.0, 100.0, first, first + 1, 5.0, 6.0, 7.0, 8.0]
+    lines = [{"step": step, "seconds": value} for step, value in enumerate(seconds, start=1)]
+    folder.metrics.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert collect(tmp_path, run).seconds == 100.0 + first + 1 + 8.0
+
+
 @pytest.mark.parametrize("rate", ["1.0", "1e30"], ids=["far above", "not a number"])
 def test_a_run_that_ends_far_above_its_start_or_without_a_number_has_diverged(rate: str, tmp_path: Path) -> None:
     # More skipped steps than there are: the guard lets the run come to its end.

@@ -217,4 +217,14 @@ def test_runs_that_are_not_paired_or_not_curves_are_refused() -> None:
 
 def test_a_method_that_is_much_better_from_the_first_evaluation_on_has_the_largest_speedup_to_be_seen() -> None:
     runs = [(power_law(floor=1.0), power_law(floor=0.0, speed=speed)) for speed in (50.0, 80.0)]
-    assert numbers(compare(runs))[0] == pytest.approx(STEPS[-1] / STEPS[0])
+    found, other = compare(runs), compare([(method, base) for base, method in runs])
+    assert numbers(found)[0] == pytest.approx(STEPS[-1] / STEPS[0])
+    assert (found.early, found.baseline_early, found.bound, found.varies) == (2, 0, "at least", False)
+    assert (other.early, other.baseline_early, other.bound, other.varies) == (0, 2, "at most", False)
+
+
+def test_pairs_of_which_the_curves_show_all_and_runs_that_diverged_are_not_cut_off() -> None:
+    run, faster, best = power_law(floor=1.0), power_law(1.4, floor=1.0), power_law(50.0, floor=0.0)
+    assert compare([(run, faster), (run, run), (run, cut(run, 3))]).bound is None
+    assert compare([(run, faster), (run, best)]).bound == "at least"
+    assert compare([(run, best), (best, run)]).bound is None, "one may be more, the other less"

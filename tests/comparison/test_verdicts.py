@@ -77,6 +77,18 @@ def test_a_stricter_interval_needs_a_clearer_difference() -> None:
             "2 of 4 runs of CS and 1 of 4 runs of none diverged, which counts as never getting there.",
         ),
         (
+            Speedup(16.0, 16.0, 16.0, 3, "faster", early=3),
+            "CS reaches the final held-out loss of none in at least 16.00× fewer steps (3 seeds). "
+            "At the first evaluation there already: CS with 3 of 3 seeds. "
+            "Evaluate earlier (training.eval_every) to see all of it.",
+        ),
+        (
+            Speedup(0.25, 0.125, 0.5, 3, "slower", baseline_early=1),
+            "CS takes at least 4.00× as many steps as none to the same loss (95 % interval 2.00 to 8.00, 3 seeds). "
+            "At the first evaluation there already: none with 1 of 3 seeds. "
+            "Evaluate earlier (training.eval_every) to see all of it.",
+        ),
+        (
             Speedup(None, None, None, 5, "cannot be judged", diverged=3),
             "CS cannot be judged against none: 3 of 5 runs of CS diverged.",
         ),

@@ -125,7 +125,7 @@ def write_comparison(
         **{"runs_done": total if done else total * 3 // 4, "runs_total": total},
         "environment": {"versions": {"scalelong": "0.1.0", "torch": "2.13.0"}, "threads": 1, "workers": 2},
         **{"steps": 3200, "baseline": arms[0]["id"], "confidence": 0.95},
-        "parameters": {"none": 368_720, "uniform": 368_720, "cs": 368_720, "ls": 368_745},
+        "parameters": {arm["id"]: 368_745 if arm["method"] == "ls" else 368_720 for arm in arms},
         **{"arms": arms, "comparisons": pairs, "warnings": []},
         "rate_sensitivity": [sensitivity(method, rates) for method in METHODS] if len(rates) > 1 else [],
     }
@@ -157,7 +157,7 @@ def write_arm(folder: Path, method: str, rate: float, seeds: int, done: bool, se
 
 
 RESULTS = (
-    *("loss_curve", "fd_curve", "oscillation", "oscillation_curve"),
+    *("final_loss", "final_fd", "loss_curve", "fd_curve", "oscillation", "oscillation_curve"),
     *("diverged", "coefficients", "noise_robustness"),
 )
 
@@ -178,6 +178,8 @@ def arm_results(method: str, seeds: int) -> dict[str, Any]:
     spread = 0.06 if method == "ls" else 0.0
     noise = [0.1 + s * s * (2.2 - speed) for s in sigma]
     return {
+        "final_loss": {"value": curve["mean"][-1], "low": curve["low"][-1], "high": curve["high"][-1]},
+        "final_fd": {"value": fd["mean"][-1], "low": fd["low"][-1], "high": fd["high"][-1]},
         "loss_curve": curve,
         "fd_curve": {"name": "FD-EffNet", **fd},
         "oscillation": {"feature": estimate(calm, 0.1), "gradient": estimate(2.3 * calm, 0.14)},
@@ -223,6 +225,7 @@ def write_pair(arm: dict[str, Any]) -> dict[str, Any]:
         },
         **{"speedup_steps": estimate(speed, 0.12), "speedup_seconds": estimate(0.98 * speed, 0.14)},
         **{"verdict": "faster" if shown else "no difference shown", "sentence": sentence},
+        "sentence_seconds": sentence.replace("steps", "seconds").replace("shown", "shown in seconds"),
         **{"more_seeds": None if shown else 7, "final_loss": difference, "final_fd": None, "oscillation": None},
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from report_cases import write_comparison, write_run
-from test_report_page import hostile_comparison, hostile_run
+from report_page import hostile_comparison, hostile_run
 
 from scalelong.report import page as page_module
 from scalelong.report import read_content, write_page

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import re
-import shutil
-from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from report_cases import HOSTILE, LABELS, METHODS, draw_grid, write_comparison, write_json, write_run
-from typer.testing import CliRunner
+from report_cases import HOSTILE, LABELS, METHODS, write_comparison, write_json, write_run
+from report_page import Page, hostile_comparison, hostile_run, page_of
 
-from scalelong.cli.commands import app
-from scalelong.report import NotAReport, read_content, render, write_page
+from scalelong.report import read_content, render
 from scalelong.report.blocks import Interval, Intervals
-from scalelong.report.chart_data import chart_data
 from scalelong.report.comparison import read_comparison
 from scalelong.report.comparison_sections import numbers_table
-from scalelong.report.figures import draw_figures
 from scalelong.report.intervals import IntervalScale
 from scalelong.report.page import RELOAD_SECONDS
-from scalelong.report.pictures import Album
-from scalelong.report.read import Estimate, Notes
-from scalelong.report.watch import QUIET_POLLS, watch_content
+from scalelong.report.read import Estimate
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -37,62 +26,8 @@ pytest.importorskip("matplotlib")
 LARGEST = 5_000_000
 
 
-class Page(HTMLParser):
-    """The elements of a page with their attributes, and its text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.raw: dict[str, str] = {}
-        self.inside = ""
-        self.feed(text)
-        self.text = " ".join(" ".join(self.words).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        self.inside = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self.inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self.inside in ("script", "style"):
-            self.raw[self.inside] = data
-            if data.startswith("{"):
-                self.raw["data"] = data
-        else:
-            self.words.append(data)
-
-    def having(self, name: str) -> list[str]:
-        return [value for _, attributes in self.elements if (value := attributes.get(name)) is not None]
-
-    @property
-    def data(self) -> Any:
-        def refuse(constant: str) -> None:
-            raise AssertionError(f"{constant} is not JSON")
-
-        return json.loads(self.raw["data"], parse_constant=refuse)
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cases")
-    write_comparison(folder / "comparison")
-    write_comparison(folder / "rates", rates=(0.002, 0.004, 0.008), seeds=1)
-    write_comparison(folder / "running", done=False, seeds=2)
-    write_run(folder / "single", method="ls", watched=True)
-    write_run(folder / "half", until=1200)
-    write_run(folder / "lost", until=800, diverges=True)
-    return folder
-
-
 KINDS = [("comparison",), ("rates",), ("running",), ("single",), ("half",), ("lost",)]
 KINDS += [("single", "half", "lost"), ("comparison", "rates", "single")]
-
-
-def page_of(*folders: Path, live: bool = False) -> Page:
-    return Page(render(read_content(folders), live=live))
 
 
 @pytest.mark.parametrize("names", KINDS, ids="+".join)
@@ -259,229 +194,3 @@ def test_hostile_names_are_text_wherever_they_come_from(tmp_path: Path) -> None:
     assert text.count("</script>") == 2
     assert "window.hacked" not in page.raw["script"]
     assert page.data["charts"][0]["views"][0]["series"][0]["name"]
-
-
-def hostile_comparison(folder: Path) -> Path:
-    """Every text of a comparison, and the names of its folders, try to become markup."""
-    made = write_comparison(folder / "comparison", recipe=HOSTILE, seeds=1)
-    results = json.loads((made / "results.json").read_text())
-    results |= {"warnings": [HOSTILE], "description": HOSTILE, "command": HOSTILE, "baseline": HOSTILE}
-    for arm in results["arms"]:
-        arm |= {"id": f"{arm['id']} {HOSTILE}", "label": f"{arm['label']} {HOSTILE}", "setting": HOSTILE}
-        arm["runs"][0] |= {"message": HOSTILE, "status": HOSTILE}
-    for one in results["comparisons"]:
-        one |= {"arm": f"{one['arm']} {HOSTILE}", "sentence": HOSTILE, "verdict": HOSTILE, "setting": HOSTILE}
-    write_json(made / "results.json", results)
-    write_json(made / "kappa.json", {"kappa": 0.7, "where": HOSTILE, "reasons": [HOSTILE]})
-    return made
-
-
-def hostile_run(folder: Path) -> Path:
-    """A slash cannot be part of a folder's name."""
-    made = write_run(folder / HOSTILE.replace("/", "⁄"), name=HOSTILE, watched=True)
-    with (made / "metrics.jsonl").open("a", encoding="utf-8") as file:
-        for event in ("oscillation", "diverged"):
-            file.write(json.dumps({"step": 9, "event": event, "message": HOSTILE}) + "\n")
-        file.write(json.dumps({"step": 9, "event": "skipped", "origin": HOSTILE}) + "\n")
-    return made
-
-
-# Files that are not as they should be
-
-
-BROKEN = {"empty": "", "half": '{"arms": [{"id": "c', "other": "[1, 2]", "null": "null", "binary": "\x00\x01 �"}
-
-
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "metrics.jsonl", "evaluation.json", "kappa.json"])
-def test_a_run_with_a_broken_file_still_has_a_page(cases: Path, tmp_path: Path, name: str, content: str) -> None:
-    shutil.copytree(cases / "half", tmp_path / "run")
-    (tmp_path / "run" / name).write_text(content, encoding="utf-8")
-    content_read = read_content([tmp_path / "run"])
-    assert "half" not in content_read.parts[0].title
-
-
-@pytest.mark.parametrize("name", ["results.json", "comparison.json", "kappa.json", "runs/cs/seed-0/metrics.jsonl"])
-def test_a_broken_file_is_named_on_the_page(cases: Path, tmp_path: Path, name: str) -> None:
-    folder = write_comparison(tmp_path / "comparison", seeds=1)
-    (folder / name).write_text('{"arms": [{"id": "c\n', encoding="utf-8")
-    assert f"{(folder / name).parent.name}/{Path(name).name}" in page_of(folder).text
-
-
-def test_without_results_the_runs_themselves_are_shown(cases: Path, tmp_path: Path) -> None:
-    folder = write_comparison(tmp_path / "comparison", seeds=1)
-    (folder / "results.json").unlink()
-    page = page_of(folder)
-    assert "results.json is missing or broken" in page.text
-    (chart,) = (chart for chart in page.data["charts"] if chart["key"] == "c0-train")
-    assert [series["name"] for series in chart["views"][0]["series"]] == sorted(METHODS)
-
-
-def keys_in(value: Any) -> Iterator[str]:
-    """The names of everything in nested JSON."""
-    for item in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
-        yield from keys_in(item)
-    yield from value if isinstance(value, dict) else ()
-
-
-def replaced(value: Any, key: str, other: Any) -> Any:
-    """The same, with another value wherever something is called `key`."""
-    if isinstance(value, list):
-        return [replaced(item, key, other) for item in value]
-    if isinstance(value, dict):
-        return {name: other if name == key else replaced(item, key, other) for name, item in value.items()}
-    return value
-
-
-@pytest.mark.parametrize("other", [None, [None, "inf"], {"value": -1, "low": "x", "high": "inf"}], ids=str)
-def test_any_key_of_the_results_may_be_missing_or_something_else(cases: Path, tmp_path: Path, other: Any) -> None:
-    results = json.loads((cases / "rates" / "results.json").read_text())
-    results["arms"] = results["arms"][2:6]
-    keys = sorted(set(keys_in(results)))
-    assert len(keys) > 60
-    for key in keys:
-        write_json(tmp_path / "results.json", replaced(results, key, other))
-        # All that is done with numbers; the rest of the template only prints.
-        content = read_content([tmp_path])
-        json.dumps([chart_data(chart) for chart in content.charts], allow_nan=False)
-        for plot in content.intervals:
-            scale = IntervalScale.of(plot)
-            assert all(0 <= place <= 100 for row in plot.rows for place in scale.span(row.estimate) or ()), key
-            assert all(0 <= place <= 100 for place, _ in scale.ticks()), key
-    write_json(tmp_path / "results.json", dict.fromkeys(results, other))
-    assert page_of(tmp_path).data["charts"] == []
-
-
-def test_a_folder_named_outside_of_the_comparison_is_not_read(cases: Path, tmp_path: Path) -> None:
-    secret = write_run(tmp_path / "secret", name="somebody-elses")
-    folder = write_comparison(tmp_path / "comparison", seeds=1)
-    results = json.loads((folder / "results.json").read_text())
-    places = ("../secret", str(secret), "runs/../../secret", "runs/cs/seed-0")
-    for arm, place in zip(results["arms"], places, strict=True):
-        arm["runs"][0]["folder"] = place
-    write_json(folder / "results.json", results)
-    page = page_of(folder)
-    assert "somebody-elses" not in page.text
-    assert page.text.count("names a folder outside of the comparison, which is not read") == 3
-
-
-def test_an_unreadable_picture_is_left_out_with_a_note(cases: Path, tmp_path: Path) -> None:
-    shutil.copytree(cases / "half", tmp_path / "run")
-    (tmp_path / "run" / "samples" / "step-000400.png").write_bytes(b"no picture")
-    page = page_of(tmp_path / "run")
-    assert "samples/step-000400.png could not be shown" in page.text
-    assert len([tag for tag, _ in page.elements if tag == "img"]) == 1
-
-
-# Pictures, figures and the command
-
-
-def test_a_grid_that_was_enlarged_is_stored_pixel_by_pixel(tmp_path: Path) -> None:
-    from PIL import Image
-
-    path = draw_grid(tmp_path / "grid.png", 0, size=73, factor=6)
-    picture = Album(Notes()).embed(path, "CS", "")
-    assert picture is not None and (picture.width, picture.height) == (73, 73) and picture.pixelated
-    stored = Image.open(io.BytesIO(base64.b64decode(picture.source.partition(",")[2])))
-    with Image.open(path) as original:
-        assert stored.resize(original.size, Image.Resampling.NEAREST).tobytes() == original.tobytes()
-
-
-def test_many_large_pictures_stay_within_the_size_of_a_page(tmp_path: Path) -> None:
-    from PIL import Image
-
-    Image.effect_noise((800, 800), 90).convert("RGB").save(tmp_path / "large.png", compress_level=1)
-    notes, budget = Notes(), 400_000
-    album = Album(notes, left=budget)
-    pictures = [album.embed(tmp_path / "large.png", "CS", "") for _ in range(4)]
-    kept = [picture for picture in pictures if picture is not None]
-    assert 1 <= len(kept) < 4
-    # Base64 takes four letters for three bytes.
-    assert sum(len(picture.source) for picture in kept) <= budget * 4 / 3 + 100 * len(kept)
-    assert "left out" in notes.lines[0]
-
-
-def test_every_figure_is_drawn_as_png_and_svg_and_names_stay_text(tmp_path: Path) -> None:
-    folder = hostile_comparison(tmp_path)
-    content = read_content([folder])
-    written = draw_figures(content, tmp_path / "figures")
-    views = sum(len(chart.views) for chart in content.charts) + sum(not plot.empty for plot in content.intervals)
-    assert len(written) == 2 * views > 10
-    assert {"heldout.png", "heldout.svg", "speedup-0.png"} <= {path.name for path in written}
-    assert all(path.stat().st_size > 1000 for path in written)
-    assert not any("<img" in path.read_text(encoding="utf-8") for path in written if path.suffix == ".svg")
-
-
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, ["report", *map(str, arguments)], prog_name="scalelong")
-
-
-def test_the_command_writes_into_the_folder_or_where_it_is_told(cases: Path, tmp_path: Path) -> None:
-    shutil.copytree(cases / "half", tmp_path / "half")
-    assert run(tmp_path / "half").stdout == f"page: {tmp_path / 'half' / 'report.html'}\n"
-    result = run(cases / "half", cases / "lost", "--out", tmp_path / "new" / "two.html")
-    assert result.exit_code == 0 and (tmp_path / "new" / "two.html").read_text(encoding="utf-8").startswith("<!doctype")
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".tmp")]
-
-
-@pytest.mark.parametrize("place", ["", "nowhere", "file"])
-def test_a_folder_that_is_neither_run_nor_comparison_ends_with_one_line(tmp_path: Path, place: str) -> None:
-    (tmp_path / "file").write_text("")
-    result = run(tmp_path / place)
-    assert result.exit_code == 2
-    assert len(result.stderr.strip().splitlines()) == 1 and result.stderr.startswith(f"error: {tmp_path / place}")
-    with pytest.raises(NotAReport):
-        read_content([tmp_path / place])
-
-
-def test_half_a_pair_of_surrogates_does_not_stop_the_page(cases: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(cases / "single", tmp_path / "run")
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 1, "event": "diverged", "message": "A\\ud800b"}\n')
-    write_page(read_content([run]), tmp_path / "page.html")
-    assert "A?b" in (tmp_path / "page.html").read_text()
-
-
-def test_one_diverged_run_does_not_end_a_watch_while_others_train(cases: Path) -> None:
-    assert not read_content([cases / "lost", cases / "half"]).finished
-    assert read_content([cases / "lost"]).finished
-
-
-def test_a_run_ends_with_its_last_evaluation(cases: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(cases / "single", tmp_path / "run")
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump({**config, "evaluation": {"every": 10}}))
-    (run / "evaluation.json").write_text("[]")
-    assert not read_content([run]).finished
-    (run / "evaluation.json").write_text(json.dumps([{"step": config["training"]["steps"], "figures": {}}]))
-    assert read_content([run]).finished
-
-
-def test_watching_reads_again_after_a_change_and_ends_with_the_run(tmp_path: Path) -> None:
-    folder, seen = write_run(tmp_path / "run", until=800), []
-
-    def wait(_: float) -> None:
-        seen.append("waited")
-        if len(seen) == 2:
-            write_run(folder)
-
-    found = [content.parts[0].status for content in watch_content([folder], wait)]
-    assert found == ["unfinished: step 800 of 3,200", "finished at step 3,200"]
-    assert len(seen) == 2 + QUIET_POLLS + 1
-
-
-def test_an_interrupted_watch_leaves_a_page_that_stands_still(
-    cases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page, seen = tmp_path / "page.html", []
-
-    def watch(sources: list[Path]) -> Iterator[Any]:
-        yield read_content(sources)
-        seen.append(Page(page.read_text(encoding="utf-8")).data["reload"])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("scalelong.report.watch.watch_content", watch)
-    result = run(cases / "half", "--watch", "--out", page)
-    assert result.exit_code == 0 and result.stdout.endswith(f"page: {page}\n")
-    assert seen == [RELOAD_SECONDS]
-    assert Page(page.read_text(encoding="utf-8")).data["reload"] == 0

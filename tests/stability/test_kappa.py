@@ -20,10 +20,12 @@ from scalelong.diffusion import CosineSchedule, DiffusionProcess, LinearSchedule
 from scalelong.models import TheoryUNet, UViT
 from scalelong.stability import KappaAdvice, KappaBand, kappa_band, measure_inputs, suggest_kappa
 from scalelong.stability.kappa import LOWEST, solve_kappa
-from scalelong.stability.probe import Probe, Score, probe_kappas, score, spread_over
+from scalelong.stability.probe import Probe, Score
+from scalelong.stability.recipe import joined, recipe_start, repeated
 from scalelong.stability.theory import sum_of_squares
 from scalelong.stability.verify_inputs import MeasuredData, cifar10_images, verify_inputs
-from scalelong.training import Config, Display, RunError, load_recipe
+from scalelong.training import load_recipe
+from scalelong.training.conditions import Condition
 
 TINY = (
     *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.heldout_count=10"),
@@ -209,66 +211,6 @@ def test_the_summary_is_complete_and_survives_a_file() -> None:
     assert [score["kappa"] for score in summary["probe"]["rounds"][0]] == [0.9, pytest.approx(1 / 1.7, abs=0.01)]
 
 
-def test_scores_are_compared_image_by_image() -> None:
-    """A difference that is the same for every image is certain, however much the images differ."""
-    losses = torch.linspace(0, 1, 50, dtype=torch.float64)
-    best, other = score({0.5: losses + 0.125, 0.7: losses}, steps=3)
-    assert (best.kappa, best.behind, best.behind_error) == (0.7, 0.0, 0.0)
-    assert other.behind == pytest.approx(0.125, rel=1e-12) and other.behind_error < 1e-15
-    assert other.standard_error == pytest.approx(losses.std().item() / math.sqrt(50), rel=1e-9)
-
-
-def test_candidates_span_the_band_and_hold_the_recommended_value() -> None:
-    kappas = spread_over(KappaBand(0.4, 1.0), 0.7)
-    assert kappas == [0.4, 0.7, 0.8, 1.0] or kappas == [0.4, 0.6, 0.7, 1.0]
-    assert spread_over(KappaBand(0.5, 0.5), 0.5) == [0.5]
-
-
-def tiny(*overrides: str) -> Config:
-    return load_recipe("digits", [*TINY, "training.steps=40", *overrides])
-
-
-def test_the_probe_trains_all_then_the_better_half_twice_as_long(tmp_path: Path) -> None:
-    found = probe_kappas(tiny(), [0.4, 0.6, 0.8], tmp_path, steps=2)
-    first, last = found.rounds
-    assert {ranked.kappa for ranked in first} == {0.4, 0.6, 0.8}
-    assert {ranked.kappa for ranked in last} == {ranked.kappa for ranked in first[:2]}
-    assert ([ranked.steps for ranked in first], [ranked.steps for ranked in last]) == ([2] * 3, [4] * 2)
-    assert all(a.loss <= b.loss for scores in found.rounds for a, b in zip(scores, scores[1:], strict=False))
-    assert {path.name for path in tmp_path.iterdir()} == {"kappa-0.4", "kappa-0.6", "kappa-0.8"}
-    assert probe_kappas(tiny(), [0.4, 0.6, 0.8], tmp_path / "again", steps=2) == found
-
-
-class Killed(Display):
-    """Says what a probe says, and dies at the n-th step of all its runs, as by SIGKILL: nothing is saved."""
-
-    def __init__(self, after: int) -> None:
-        self.said: list[str] = []
-        self.left = after
-        super().__init__(self.said.append)
-
-    def step(self, step: int, loss: float) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise MemoryError("killed")
-
-
-@pytest.mark.parametrize("after", [3, 7])
-def test_a_probe_that_was_killed_in_either_round_finds_the_same_when_it_goes_on(after: int, tmp_path: Path) -> None:
-    """Rounds of 2 and 4 steps: step 3 is the second run's, step 7 that of a run that went on to the second round."""
-    kappas, folder = [0.4, 0.6, 0.8], tmp_path / "killed"
-    with pytest.raises(MemoryError):
-        probe_kappas(tiny(), kappas, folder, steps=2, display=Killed(after))
-    again = Killed(100)
-    found = probe_kappas(tiny(), kappas, folder, steps=2, display=again)
-    assert found == probe_kappas(tiny(), kappas, tmp_path / "whole", steps=2)
-    assert sum(line.startswith("probe: κ = ") for line in again.said) == (4 if after == 3 else 2)
-    assert again.said[0].startswith("probe: κ = 0.6, steps 0 to 2" if after == 3 else "probe: κ = ")
-    assert probe_kappas(tiny(), kappas, folder, steps=2, display=Killed(0)) == found, "nothing is left to train"
-    with pytest.raises(RunError, match=r"kappa-0.\d is at step \d, beyond 1: give the probe another --out"):
-        probe_kappas(tiny(), kappas, folder, steps=1)
-
-
 def test_the_command_prints_the_value_the_band_the_reasons_and_what_to_run() -> None:
     result = run("kappa", "digits", *SETS, "--set", "diffusion.prediction=epsilon")
     assert result.exit_code == 0, result.output
@@ -313,3 +255,31 @@ def test_the_process_that_is_measured_is_the_one_that_trains() -> None:
     assert norms.times.min() >= 0 and norms.times.max() < schedule.num_steps
     mean = process.schedule.log_alpha_bar(norms.times).exp().mean().item()
     assert mean == pytest.approx(norms.mean_alpha_bar, rel=0.01)
+
+
+class OnGPU(Tensor):
+    """Stands for images on a GPU: they do not mix with floats of the CPU until `.cpu()` brings them there."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.cpu:
+            return args[0].as_subclass(Tensor)
+        if any(type(one) is Tensor and one.is_floating_point() for one in args):
+            raise RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_images_on_a_gpu_are_measured_as_those_on_the_cpu() -> None:
+    model, images = unet_of_gain(1.7), uniform_images(20)
+    there = suggest_kappa(model, images.as_subclass(OnGPU), LinearSchedule(), predict=lambda x, t: model(x))
+    here = suggest_kappa(model, images, LinearSchedule(), predict=lambda x, t: model(x))
+    assert there.summary() == here.summary()
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_a_conditional_recipe_is_measured_with_its_images_labels_whatever_the_batch_size(batch_size: int) -> None:
+    labelled = ("labels.classes=10", "data.label_column=label")
+    start = recipe_start(load_recipe("digits", [*TINY, f"training.batch_size={batch_size}", *labelled]), most=6)
+    assert start.predict(start.images[:2].repeat(3, 1, 1, 1), torch.zeros(6)).shape == (6, 1, 8, 8)
+    labels = joined([Condition(labels=torch.tensor([5])), Condition(labels=torch.tensor([7]))])
+    assert repeated(labels, 5).labels.tolist() == [5, 7, 5, 7, 5]  # type: ignore[union-attr]

@@ -98,6 +98,16 @@ def test_the_block_in_trouble_is_named(block: str, seed: int) -> None:
     assert f"first in {block}," in str(found)
 
 
+def test_noise_that_is_not_known_at_one_reading_is_that_of_the_others() -> None:
+    monitor = SkipMonitor(deep_uvit(0, depth=4))
+    window = torch.rand(8, len(monitor.layout.names), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = slice(len(monitor.layout.series), len(monitor.layout.series) + len(monitor.features))
+    window[:, noise] = 0.1
+    known = monitor._swings(window)
+    window[3, noise] = torch.nan
+    assert torch.allclose(monitor._swings(window), known)
+
+
 LAYOUT = Layout(skips=((1, "out.1"), (2, "out.0")), blocks=("out", "enc", "mid"))
 
 

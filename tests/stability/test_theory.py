@@ -32,7 +32,7 @@ def test_the_feature_law_solves_the_recursion_of_equation_3(kappas: list[float],
 @pytest.mark.parametrize("kappas", SKIPS)
 def test_with_gain_1_the_feature_law_is_theorem_3_1_with_the_input_added(kappas: list[float]) -> None:
     law = theory.feature_norm(kappas, 0, gain=1.0)
-    assert law == pytest.approx(theory.feature_scale(kappas, 1, 1.0, c1=1.0, c2=1.0), rel=1e-12)
+    assert law == pytest.approx(sum(kappa**2 for kappa in kappas) + 1, rel=1e-12)
 
 
 def test_with_kaimings_gain_no_single_constant_fits_theorem_3_1() -> None:
@@ -50,8 +50,8 @@ def test_the_last_matrix_of_the_network_has_the_gradient_of_its_input(kappas: li
 @pytest.mark.parametrize("kappas", SKIPS)
 def test_with_gain_1_the_gradient_law_is_theorem_3_3_with_the_middle_added(kappas: list[float]) -> None:
     for block in range(1, len(kappas) + 1):
-        bound = theory.gradient_bound(kappas, block, loss=1.0, input_norm=1.0, c3=1.0)
-        assert theory.gradient_norm(kappas, block, gain=1.0) == pytest.approx(bound, rel=1e-12)
+        expected = sum(kappa**2 for kappa in kappas[block - 1 :]) + 1
+        assert theory.gradient_norm(kappas, block, gain=1.0) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

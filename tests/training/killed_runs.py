@@ -36,7 +36,7 @@ from scalelong.cli.commands import app
 from scalelong.data import Batch
 from scalelong.evaluation import Evaluator
 from scalelong.stability.monitor import SkipMonitor
-from scalelong.stability.readings import storable
+from scalelong.stability.readings import with_nulls
 from scalelong.training import Run, due
 from scalelong.training.objective import Noised, Objective
 
@@ -173,7 +173,7 @@ def keep_readings(plan: dict[str, Any], rank: int) -> None:
     """Train, and write what this process's own monitor read beside the log that the first one writes."""
     trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []), monitor=SkipMonitor)
     trainer.run()
-    readings = [storable(reading.as_dict()) for reading in trainer.monitor.readings()]
+    readings = [with_nulls(reading.as_dict()) for reading in trainer.monitor.readings()]
     (Path(plan["out"]) / f"readings-{rank}.json").write_text(json.dumps(readings), encoding="utf-8")
 
 

@@ -65,16 +65,26 @@ def setting_table(results: Results, setting: str) -> Table:
 
 def quality_lines(arms: Sequence[Results]) -> list[str]:
     """What training, and averaging the weights, did for the distance."""
-    fell = [arm for arm in arms if arm["fd_curve"] and len(arm["fd_curve"]["steps"]) > 1]
     raw = [f"{arm['label']} {number(arm['final_fd_raw']['value'], '.0f')}" for arm in arms if arm["final_fd_raw"]]
-    lines = []
-    if fell:
-        name, steps = fell[0]["fd_curve"]["name"], fell[0]["fd_curve"]["steps"]
-        shown = ", ".join(f"{arm['label']} {both_ends(arm['fd_curve']['mean'])}" for arm in fell)
-        lines.append(f"{name} from step {steps[0]:,} to {steps[-1]:,}: {shown}")
+    lines = [fall_line(*steps, alike) for steps, alike in evaluated_alike(arms).items()]
     if raw:
         lines.append(f"at the end with the last weights instead of averaged ones: {', '.join(raw)}")
     return lines
+
+
+def evaluated_alike(arms: Sequence[Results]) -> dict[tuple[int, int], list[Results]]:
+    """The arms with several evaluations, by the steps of the first and of the last."""
+    found: dict[tuple[int, int], list[Results]] = {}
+    for arm in arms:
+        steps = arm["fd_curve"]["steps"] if arm["fd_curve"] else []
+        if len(steps) > 1:
+            found.setdefault((steps[0], steps[-1]), []).append(arm)
+    return found
+
+
+def fall_line(first: int, last: int, arms: Sequence[Results]) -> str:
+    shown = ", ".join(f"{arm['label']} {both_ends(arm['fd_curve']['mean'])}" for arm in arms)
+    return f"{arms[0]['fd_curve']['name']} from step {first:,} to {last:,}: {shown}"
 
 
 def both_ends(values: Sequence[float | None]) -> str:
@@ -119,11 +129,12 @@ def with_interval(found: Results | None, form: str) -> str:
 
 
 def with_range(found: Results | None, form: str = ".2f", unit: str = "×") -> str:
-    """Such as 1.52× (1.31 to 1.77), where an interval is not symmetric."""
+    """Such as 1.52× (1.31 to 1.77), where an interval is not symmetric; or at least 16.00×."""
     if found is None or found["value"] is None:
         return NOTHING
     interval = "" if found["low"] is None else f" ({found['low']:{form}} to {found['high']:{form}})"
-    return f"{found['value']:{form}}{unit}{interval}"
+    bound = f"{found['bound']} " if found.get("bound") else ""
+    return f"{bound}{found['value']:{form}}{unit}{interval}"
 
 
 def number(value: float | None, form: str, missing: str = NOTHING) -> str:

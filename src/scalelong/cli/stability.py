@@ -109,6 +109,7 @@ def kappa(
         with needs_extra("report"):
             import matplotlib  # noqa: F401
     with run_errors():
+        from ..stability.recipe import advise_recipe
         from ..training import load_recipe
 
         config = load_recipe(recipe, overrides or [])
@@ -125,15 +126,6 @@ def kappa(
     else:
         print_advice(config.name, advice)
         print_line(f"to use it: {command_for(advice, recipe, overrides or [])}")
-
-
-def advise_recipe(config: Config) -> KappaAdvice:
-    """Measure the recipe's network as it starts, without scaling, on what it would train on."""
-    from ..stability import suggest_kappa
-    from ..stability.recipe import recipe_start
-
-    start, prediction = recipe_start(config), config.diffusion.prediction
-    return suggest_kappa(start.model, start.images, start.schedule, prediction=prediction, predict=start.predict)
 
 
 def with_probe(advice: KappaAdvice, config: Config, folder: Path, steps: int | None, *, quiet: bool) -> KappaAdvice:
@@ -172,5 +164,6 @@ def print_probe(probe: Probe) -> None:
         print_line(f"probe, {scores[0].steps} steps: held-out loss")
         for score in scores:
             behind = "" if score is scores[0] else f", behind by {score.behind:.4f} ± {score.behind_error:.4f}"
-            print_line(f"  κ = {score.kappa}: {score.loss:.4f} ± {score.standard_error:.4f}{behind}")
+            loss = "diverged" if score.diverged else f"{score.loss:.4f} ± {score.standard_error:.4f}{behind}"
+            print_line(f"  κ = {score.kappa}: {loss}")
     print_line(f"warning: {WARNING}", style="yellow")

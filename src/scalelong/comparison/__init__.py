@@ -3,7 +3,7 @@
 from .bands import Band, confidence_band
 from .curves import Curve
 from .intervals import Difference, Estimate, mean_interval, paired_difference, proportion_interval
-from .rates import Sensitivity, largest_stable_rate, rate_sensitivity
+from .rates import largest_stable_rate, rate_sensitivity
 from .speedup import speedup
 from .verdicts import Speedup
 
@@ -12,7 +12,6 @@ __all__ = [
     "Curve",
     "Difference",
     "Estimate",
-    "Sensitivity",
     "Speedup",
     "confidence_band",
     "largest_stable_rate",

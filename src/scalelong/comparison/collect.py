@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from ..evaluation.results import FILE as EVALUATIONS
 from ..evaluation.results import Evaluation, read_evaluations
+from ..sessions import trained_seconds
 from ..training import Config, Run, read_metrics
 from ..training.config import EvaluationConfig
 from .curves import Curve
@@ -21,7 +23,7 @@ Line = Mapping[str, Any]
 
 END = 0.1
 """The last tenth of the readings tells the coefficients at the end: those of LS differ from batch to batch."""
-WATCHED = ("feature", "gradient")
+OSCILLATIONS = ("feature", "gradient")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,10 @@ class RunRecord:
         return self.distances.last if finished and self.distances.steps[-1:] == (self.step,) else None
 
 
+Records = Mapping[str, Sequence[RunRecord]]
+"""By arm, one for each seed, in the plan's order."""
+
+
 def collect(out: Path, run: PlannedRun) -> RunRecord:
     """Read a run's folder; one that was not begun has nothing."""
     folder = out / run.folder
@@ -86,7 +92,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
     if not path.is_file():
         return RunRecord(run.seed, str(run.folder))
     lines = read_metrics(path)
-    readings = [line for line in lines if any(key.startswith(("skip", "block/")) for key in line)]
+    readings = [line for line in lines if is_reading(line)]
     name, distances = read_distances(folder, run.config.evaluation)
     return RunRecord(
         seed=run.seed,
@@ -97,11 +103,16 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         distances=distances,
         raw_distance=read_raw_distance(folder, run.config),
         distance_name=name,
-        oscillation={kind: mean_oscillation(readings, kind) for kind in WATCHED},
+        oscillation={kind: mean_oscillation(readings, kind) for kind in OSCILLATIONS},
         coefficients=last_coefficients(readings),
-        seconds=total_seconds(lines),
+        seconds=total_seconds(Run(folder), lines),
         seconds_per_step=step_seconds(lines, run.arm.batch),
     )
+
+
+def is_reading(line: Line) -> bool:
+    """Whether a line is the monitor's; the event of an oscillation names a skip too."""
+    return "event" not in line and any(key.startswith(("skip", "block/")) for key in line)
 
 
 def series(lines: Sequence[Line], key: str) -> Series:
@@ -179,9 +190,9 @@ def step_seconds(lines: Sequence[Line], batch: int) -> float | None:
     return batch / statistics.median(rates) if rates else None
 
 
-def total_seconds(lines: Sequence[Line]) -> float:
-    """The time of the training loop; the clock of a run begins anew whenever it goes on."""
-    total = last = 0.0
-    for seconds in (line["seconds"] for line in lines if "seconds" in line):
-        total, last = total + (seconds - last if seconds >= last else seconds), seconds
-    return total
+def total_seconds(run: Run, lines: Sequence[Line]) -> float:
+    """The time of the training loop, over all sessions of a run."""
+    file = run.environment_file
+    starts = json.loads(file.read_bytes()) if file.is_file() else []
+    times = [(line["step"], line["seconds"]) for line in lines if "seconds" in line]
+    return trained_seconds(times, [start["step"] for start in starts]) or 0.0

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+CONFIDENCE = 0.95
+"""Of the intervals of a comparison."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -23,8 +26,6 @@ class Difference(Estimate):
     """The mean of first − second over pairs, its interval, and the p of the paired t test, which agrees with it."""
 
     p: float | None = None
-    pairs: int = 0
-    test: str = "paired t"
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate:
@@ -46,14 +47,14 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
     """How much the first are above the second, pair by pair.
 
     >>> paired_difference([1.0, 2.0, 3.0], [0.5, 1.0, 2.5])
-    Difference(value=0.66..., low=-0.05..., high=1.38..., p=0.057..., pairs=3, test='paired t')
+    Difference(value=0.66..., low=-0.05..., high=1.38..., p=0.057...)
     """
     if len(first) != len(second):
         raise ValueError(f"pairs need as many first values as second ones, not {len(first)} and {len(second)}")
     differences = [one - other for one, other in zip(first, second, strict=True)]
     found = mean_interval(differences, confidence)
     p = None if found.low is None else student_p(differences)
-    return Difference(found.value, found.low, found.high, p, len(differences))
+    return Difference(found.value, found.low, found.high, p)
 
 
 def student_p(values: Sequence[float]) -> float:
@@ -113,3 +114,17 @@ def student_quantile(confidence: float, freedom: int) -> float:
         inside = student_within(math.tan(middle), freedom) < confidence
         low, high = (middle, high) if inside else (low, middle)
     return math.tan(low)
+
+
+def as_dict(found: Estimate) -> dict[str, float | None]:
+    """As results.json has it."""
+    return {"value": found.value, "low": found.low, "high": found.high}
+
+
+def columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:
+    """Several side by side, as results.json has curves."""
+    return {
+        "mean": [one.value for one in found],
+        "low": [one.low for one in found],
+        "high": [one.high for one in found],
+    }

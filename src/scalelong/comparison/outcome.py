@@ -14,12 +14,10 @@ from torch import Tensor, nn
 
 from ..data import keyed_generator
 from ..files import Files, to_json, write_whole
-from ..stability.readings import storable
-from ..training import Config, Run, build_model, build_process, read_metrics
-from ..training.conditions import conditioning_of
-from ..training.engine import best_device
+from ..stability.readings import with_nulls
+from ..stability.recipe import open_heldout
+from ..training import Config, Run, build_model, read_metrics
 from ..training.heldout import HeldOut
-from ..training.inputs import open_inputs
 from ..training.sampling import load_network
 
 FILE = "outcome.json"
@@ -76,15 +74,6 @@ def untrained_loss(config: Config, heldout: HeldOut) -> float:
     return heldout.loss(build_model(config).to(heldout.device))
 
 
-def open_heldout(config: Config) -> HeldOut:
-    """The held-out loss as the run's trainer measures it."""
-    inputs = open_inputs(config)
-    inputs.batches.close()
-    conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
-    size, device = config.training.batch_size, best_device()
-    return HeldOut(inputs.heldout, process, conditioning, seed=config.seed, batch_size=size, device=device)
-
-
 def noise_losses(folder: Path, config: Config, heldout: HeldOut, sigmas: Sequence[float] = SIGMAS) -> tuple[float, ...]:
     """The held-out loss of the averaged weights when the noised images get extra noise; the same δ for every σ."""
     checkpoint = Run(folder).checkpoints().latest()
@@ -100,7 +89,7 @@ def last_losses(folder: Path) -> list[float]:
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
-    content = to_json(storable(asdict(outcome)))
+    content = to_json(with_nulls(asdict(outcome)))
     write_whole(folder / FILE, lambda temporary: Files().write_bytes(temporary, content))
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
-MODULE = "scalelong.comparison.worker"
+from ..training.signals import SUPERVISED
+
+PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from scalelong.comparison.worker import main; main()"
+"""Without the working directory among the places of modules: a user's queue.py there is not Python's."""
 LOG = "workers.log"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -26,7 +29,7 @@ class Worker:
     def __init__(self, log: Path, environment: dict[str, str], kept_open: Sequence[int]) -> None:
         with log.open("ab") as errors:
             self.process = Popen(
-                [sys.executable, "-m", MODULE],
+                [sys.executable, "-c", PROGRAM],
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=errors,
@@ -61,7 +64,10 @@ class Worker:
         return [json.loads(line) for line in lines if line.startswith(b'{"kind"')]
 
     def interrupt(self) -> None:
-        """Ask it to save and stop; one that is between two steps of its job ends at once."""
+        """Ask it to save and stop; one that is between two steps of its job ends at once.
+
+        Whoever ends a whole job, as a cluster does, has sent it this signal already; it does not mind the second.
+        """
         self.process.send_signal(signal.SIGTERM)
 
     def close(self, seconds: float = 10.0) -> int:
@@ -146,9 +152,9 @@ class Pool:
 
 
 def environment(number: int, threads: int) -> dict[str, str]:
-    """The variables of a worker: its threads, its GPU if there are any, and where this package is."""
+    """The variables of a worker: its threads, its GPU if there are any, where this package is, and who minds it."""
     source = str(Path(__file__).resolve().parents[2])
-    found = {**os.environ, **dict.fromkeys(THREADS, str(threads))}
+    found = {**os.environ, **dict.fromkeys(THREADS, str(threads)), SUPERVISED: "1"}
     found["PYTHONPATH"] = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     devices = visible_gpus()
     return found | ({"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]} if devices else {})

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from .intervals import Estimate, mean_interval
 
 
-@dataclass(frozen=True)
-class Sensitivity(Estimate):
-    """The loss that one gives away, on average over the rates, by not knowing the best."""
-
-
 def rate_sensitivity(
     rates: Sequence[float], losses: Sequence[Sequence[float]], initial_loss: float, confidence: float = 0.95
-) -> Sensitivity:
-    """Mean over rates of min(loss, loss at initialisation) − the best of them; the interval is over seeds.
+) -> Estimate:
+    """The loss that one gives away, on average over the rates, by not knowing the best; the interval is over seeds.
 
+    It is the mean over rates of min(loss, loss at initialisation), minus the best of them.
     `losses` holds, for each rate, one loss for each seed; a run that diverged counts as the loss at initialisation.
 
     >>> rate_sensitivity([1e-3, 2e-3, 4e-3], [[0.5], [0.25], [math.inf]], initial_loss=1.0)
-    Sensitivity(value=0.33..., low=None, high=None)
+    Estimate(value=0.33..., low=None, high=None)
     """
     check_table(rates, losses)
     sweeps = zip(*([cap(loss, initial_loss) for loss in of_rate] for of_rate in losses), strict=True)
     found = mean_interval([fmean(sweep) - min(sweep) for sweep in sweeps], confidence)
-    return Sensitivity(found.value, None if found.low is None else max(0.0, found.low), found.high)
+    return Estimate(found.value, None if found.low is None else max(0.0, found.low), found.high)
 
 
 def largest_stable_rate(

@@ -10,24 +10,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..stability.readings import storable
+from ..stability.readings import with_nulls
 from ..training.run import git_commit, versions
 from .bands import confidence_band
-from .collect import RunRecord, Series
+from .collect import OSCILLATIONS, Records, RunRecord, Series
 from .curves import Curve
-from .intervals import Estimate, mean_interval, paired_difference, proportion_interval
+from .intervals import CONFIDENCE, as_dict, columns, mean_interval, paired_difference, proportion_interval
 from .outcome import SIGMAS
 from .plan import Arm, Plan
-from .rates import largest_stable_rate, rate_sensitivity
 from .speedup import speedup
+from .sweeps import describe_rates, initial_loss
 from .verdicts import Speedup
 
 FILE = "results.json"
 VERSION = 1
-CONFIDENCE = 0.95
-
-Records = Mapping[str, Sequence[RunRecord]]
-"""By arm, one for each seed, in the plan's order."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ def summarise(plan: Plan, records: Records, around: Circumstances) -> dict[str, 
         "rate_sensitivity": describe_rates(plan, records),
         "warnings": [*around.warnings, *cautions(plan, records)],
     }
-    return storable(content)
+    return with_nulls(content)
 
 
 def overall_status(arms: Sequence[Mapping[str, Any]]) -> str:
@@ -111,20 +107,17 @@ def describe_arm(arm: Arm, runs: Sequence[RunRecord], around: Circumstances) -> 
         "setting": arm.setting,
         "initial_loss": initial_loss(runs),
         "final_loss": as_dict(mean_interval([run.final_loss for run in ended])),
-        "final_fd": mean_distance([run.final_distance for run in ended]),
-        "final_fd_raw": mean_distance([run.raw_distance for run in ended]),
+        "final_fd": mean_of_all([run.final_distance for run in ended]),
+        "final_fd_raw": mean_of_all([run.raw_distance for run in ended]),
         "runs": [describe_run(run, around) for run in runs],
         "loss_curve": describe_curves([run.losses for run in runs]),
         "fd_curve": describe_distances(runs),
-        "oscillation": {kind: mean_of_runs([run.oscillation.get(kind) for run in ended]) for kind in OSCILLATIONS},
+        "oscillation": {kind: mean_of_all([oscillation_of(run, kind) for run in ended]) for kind in OSCILLATIONS},
         "oscillation_curve": describe_oscillation(runs),
         "diverged": {"count": len(diverged), "of": len(ended), "low": low, "high": high},
         "coefficients": describe_coefficients(runs),
         "noise_robustness": describe_noise(ended),
     }
-
-
-OSCILLATIONS = ("feature", "gradient")
 
 
 def describe_run(run: RunRecord, around: Circumstances) -> dict[str, Any]:
@@ -163,28 +156,27 @@ def describe_distances(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     return None if name is None else describe_curves([run.distances for run in runs], name)
 
 
-def mean_distance(distances: Sequence[float | None]) -> dict[str, Any] | None:
-    """Of all runs that ended: without one of them the mean would flatter."""
-    found = [distance for distance in distances if distance is not None]
-    return as_dict(mean_interval(found)) if found and len(found) == len(distances) else None
-
-
-def mean_of_runs(runs: Sequence[Series | None]) -> dict[str, Any] | None:
-    """The mean of each run's series, with its interval over the runs."""
-    means = [math.fsum(run.values) / len(run.values) for run in runs if run is not None and run.values]
-    return as_dict(mean_interval(means)) if means else None
+def mean_of_all(values: Sequence[float | None]) -> dict[str, Any] | None:
+    """The mean over runs that ended, with its interval; None if one has no value: without it the mean would flatter."""
+    found = [value for value in values if value is not None]
+    return as_dict(mean_interval(found)) if found and len(found) == len(values) else None
 
 
 def describe_oscillation(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
-    """The mean over the runs at each reading that all of them have."""
-    found = {kind: [run.oscillation[kind] for run in runs if kind in run.oscillation] for kind in OSCILLATIONS}
-    tables = {kind: [dict(zip(s.steps, s.values, strict=True)) for s in many] for kind, many in found.items()}
+    """The mean at each reading that all runs have which were read at all; one that diverged ends it for the others."""
+    tables = {kind: [readings for run in runs if (readings := readings_of(run, kind))] for kind in OSCILLATIONS}
     every = [set(table) for many in tables.values() for table in many]
-    steps = sorted(set.intersection(*every)) if every else []
+    steps = sorted(set.intersection(*every)) if all(tables.values()) else []
     if not steps:
         return None
     means = {kind: [math.fsum(t[s] for t in many) / len(many) for s in steps] for kind, many in tables.items()}
     return {"steps": steps, **means}
+
+
+def readings_of(run: RunRecord, kind: str) -> dict[int, float]:
+    """The oscillation index by step."""
+    found = run.oscillation.get(kind, Series())
+    return dict(zip(found.steps, found.values, strict=True))
 
 
 def describe_coefficients(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
@@ -196,8 +188,9 @@ def describe_coefficients(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
 
 
 def describe_noise(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+    """Over all runs that ended: one that diverged was not measured, and the mean of the others would flatter."""
     rows = [run.outcome.noise_losses for run in runs if run.outcome is not None and run.outcome.noise_losses]
-    if not rows:
+    if not rows or len(rows) < len(runs):
         return None
     found = [mean_interval([math.nan if x is None else x for x in column]) for column in zip(*rows, strict=True)]
     return {"sigma": list(SIGMAS), **columns(found)}
@@ -213,8 +206,8 @@ def describe_pair(arm: Arm, base: Arm, records: Records) -> dict[str, Any]:
         "baseline": base.id,
         "setting": arm.setting,
         "pairs": len(pairs),
-        "speedup_steps": as_dict(steps),
-        "speedup_seconds": as_dict(seconds),
+        "speedup_steps": factor(steps),
+        "speedup_seconds": factor(seconds),
         "verdict": steps.verdict,
         "sentence": steps.sentence(arm.label, base.label),
         "verdict_seconds": seconds.verdict,
@@ -222,7 +215,7 @@ def describe_pair(arm: Arm, base: Arm, records: Records) -> dict[str, Any]:
         "more_seeds": steps.more_seeds,
         "final_loss": difference([(m.final_loss, b.final_loss) for b, m in pairs]),
         "final_fd": difference([(m.final_distance, b.final_distance) for b, m in pairs]),
-        "oscillation": difference([(oscillation_of(m), oscillation_of(b)) for b, m in pairs]),
+        "oscillation": difference([(oscillation_of(m, "feature"), oscillation_of(b, "feature")) for b, m in pairs]),
     }
 
 
@@ -231,9 +224,9 @@ def compare_curves(pairs: Sequence[tuple[RunRecord, RunRecord]], clock: Any) -> 
     return speedup(*curves, clock=clock, confidence=CONFIDENCE)
 
 
-def oscillation_of(run: RunRecord) -> float | None:
-    """The mean of the features' oscillation index."""
-    values = run.oscillation["feature"].values if "feature" in run.oscillation else ()
+def oscillation_of(run: RunRecord, kind: str) -> float | None:
+    """The mean of a run's oscillation index; None if it was never read."""
+    values = readings_of(run, kind).values()
     return math.fsum(values) / len(values) if values else None
 
 
@@ -244,45 +237,6 @@ def difference(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, 
         return None
     found = paired_difference([m for m, _ in whole], [b for _, b in whole], CONFIDENCE)
     return {"difference": found.value, "low": found.low, "high": found.high, "p": found.p}
-
-
-def describe_rates(plan: Plan, records: Records) -> list[dict[str, Any]]:
-    """For each method that ran at several rates, how much the choice of the rate matters."""
-    groups: dict[tuple[str, int, int], list[Arm]] = {}
-    for arm in plan.arms:
-        groups.setdefault((arm.method.id, arm.depth, arm.batch), []).append(arm)
-    found = [describe_sweep(arms, records) for arms in groups.values() if len(arms) > 1]
-    return [sweep for sweep in found if sweep is not None]
-
-
-def describe_sweep(arms: Sequence[Arm], records: Records) -> dict[str, Any] | None:
-    """None until a seed has ended at every rate."""
-    table = [[run for run in records[arm.id]] for arm in arms]
-    seeds = [k for k in range(len(table[0])) if all(runs[k].outcome is not None for runs in table)]
-    initial = next((loss for runs in table if (loss := initial_loss(runs)) is not None), None)
-    if not seeds or initial is None:
-        return None
-    rates, losses = [arm.lr for arm in arms], [[runs[k].final_loss for k in seeds] for runs in table]
-    means = [mean_interval(of_rate) for of_rate in losses]
-    spread = columns(means)
-    return {
-        "method": arms[0].method.id,
-        "label": arms[0].label,
-        "depth": arms[0].depth,
-        "batch": arms[0].batch,
-        "rates": rates,
-        "losses": spread["mean"],
-        "low": spread["low"],
-        "high": spread["high"],
-        "sensitivity": as_dict(rate_sensitivity(rates, losses, initial, CONFIDENCE)),
-        "largest_stable_rate": largest_stable_rate(rates, losses, initial),
-    }
-
-
-def initial_loss(runs: Sequence[RunRecord]) -> float | None:
-    """The held-out loss before training, on average over the runs that have ended."""
-    found = [run.outcome.initial_loss for run in runs if run.outcome is not None and run.outcome.initial_loss]
-    return math.fsum(found) / len(found) if found else None
 
 
 def cautions(plan: Plan, records: Records) -> list[str]:
@@ -298,13 +252,7 @@ def cautions(plan: Plan, records: Records) -> list[str]:
     return found
 
 
-def as_dict(found: Estimate | Speedup) -> dict[str, Any]:
-    return {"value": found.value, "low": found.low, "high": found.high}
-
-
-def columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:
-    return {
-        "mean": [one.value for one in found],
-        "low": [one.low for one in found],
-        "high": [one.high for one in found],
-    }
+def factor(found: Speedup) -> dict[str, Any]:
+    """A speed-up; `bound` says that it is at least or at most so large, which may be all that is known."""
+    low, high = (found.low, found.high) if found.varies else (None, None)
+    return {"value": found.value, "low": low, "high": high, "bound": found.bound}

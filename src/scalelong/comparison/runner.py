@@ -145,12 +145,12 @@ class Conductor:
                 state = self.board.state(job.run)
                 state.loss = last_loss(job.path) or state.loss
             elif message["kind"] == "end":
-                self._end(job, message["status"], message["message"])
+                status, reason = message["status"], message["message"]
+                if not self._take_up_again(job, status, reason):
+                    self._end(job, status, reason)
         self.watcher.update(self.board)
 
     def _end(self, job: Job, status: str, message: str | None) -> None:
-        if status == "lost" and self._take_up_again(job, message):
-            return
         if job.run is None:
             if status in ("failed", "lost"):
                 self.warnings.append(f"no κ advice: {message}")
@@ -165,12 +165,16 @@ class Conductor:
             self.watcher.ended(self.board, job.run, message)
             self._write()
 
-    def _take_up_again(self, job: Job, message: str | None) -> bool:
-        """Whether a job whose worker died is tried once more; a run goes on from its last checkpoint."""
-        self.lost[job.path] += 1
+    def _take_up_again(self, job: Job, status: str, message: str | None) -> bool:
+        """Whether a job whose worker died, or alone was told to stop, is queued once more; a run goes on from its last
+        checkpoint."""
+        if status not in ("lost", "stopped"):
+            return False
+        # A run that saves and stops when somebody asks its worker to is not what workers die of.
+        self.lost[job.path] += status == "lost"
         if self.lost[job.path] >= ATTEMPTS:
             return False
-        self.watcher.note(f"{job.path}: {message}; it is taken up again")
+        self.watcher.note(f"{job.path}: {message or 'its worker was told to stop'}; it is taken up again")
         self.jobs.appendleft(job)
         return True
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from .curves import Curve, log_steps_to, smooth
 from .verdicts import Clock, Speedup, judge
 
+ROUNDING = 1e-12
+
 
 def speedup(
     baseline: Sequence[Curve], method: Sequence[Curve], *, clock: Clock = "steps", confidence: float = 0.95
@@ -37,6 +39,8 @@ def speedup(
     if first == last:  # one evaluation puts all runs at the same step, which is no finding
         return Speedup(None, None, None, len(pairs), "cannot be judged", **facts)
     logs = [log_speedup_of(*pair, first=first, last=last) for pair in pairs]
+    early = [log for log, pair in zip(logs, pairs, strict=True) if is_early(log, *pair, last=last)]
+    facts |= {"early": sum(log > 0 for log in early), "baseline_early": sum(log < 0 for log in early)}
     if clock == "seconds":
         logs = [log + log_cost(*pair, last) for log, pair in zip(logs, pairs, strict=True)]
     return judge(logs, **facts)
@@ -57,6 +61,14 @@ def log_speedup_of(baseline: Curve, method: Curve, *, first: int, last: int) -> 
     if lost or lost_base:
         return (lost_base - lost) * math.log(last / first)
     return log_speedup(*tensors(baseline), *tensors(method)).item()
+
+
+def is_early(log: float, baseline: Curve, method: Curve, *, last: int) -> bool:
+    """Whether the better of two runs that ended was there by its first evaluation: the true speed-up may be larger."""
+    if not log or not (baseline.ends_at(last) and method.ends_at(last)):
+        return False
+    first = tensors(method if log > 0 else baseline)[0][0].item()
+    return abs(log) >= math.log(last / first) * (1 - ROUNDING)
 
 
 def tensors(run: Curve) -> tuple[Tensor, Tensor]:

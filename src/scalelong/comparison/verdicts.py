@@ -15,6 +15,7 @@ from .intervals import student_quantile
 
 Clock = Literal["steps", "seconds"]
 Verdict = Literal["faster", "slower", "no difference shown", "cannot be judged"]
+Bound = Literal["at least", "at most"]
 
 POWER = 0.8
 """The chance with which the seeds that are advised settle a difference, if it is as large as it seems."""
@@ -38,6 +39,21 @@ class Speedup:
     diverged: int = 0
     """Runs of the method that did; each counts as the slowest that a curve can show."""
     baseline_diverged: int = 0
+    early: int = 0
+    """Pairs in which the method was there by its first evaluation: it may be faster than its curve can show."""
+    baseline_early: int = 0
+
+    @property
+    def bound(self) -> Bound | None:
+        """What the value is to the true one, where the curves begin too late to show all of it on one side."""
+        if bool(self.early) == bool(self.baseline_early):
+            return None
+        return "at least" if self.early else "at most"
+
+    @property
+    def varies(self) -> bool:
+        """Whether there is a pair of which the curves show all: the interval says something then."""
+        return self.early + self.baseline_early < self.pairs
 
     def sentence(self, label: str, baseline_label: str = "the baseline") -> str:
         """What was found, for people.
@@ -48,7 +64,8 @@ class Speedup:
         LS against none, no difference shown: 1.08× in steps (95 % interval 0.93 to 1.26, 3 seeds); about 9 more seeds
         would settle a difference of this size.
         """
-        return found_sentence(self, label, baseline_label) + lost_sentence(self, label, baseline_label)
+        told = (found_sentence, early_sentence, lost_sentence)
+        return "".join(sentence(self, label, baseline_label) for sentence in told)
 
 
 def judge(
@@ -58,6 +75,8 @@ def judge(
     confidence: float = 0.95,
     diverged: int = 0,
     baseline_diverged: int = 0,
+    early: int = 0,
+    baseline_early: int = 0,
 ) -> Speedup:
     """The verdict on pairs whose speed-ups have these logarithms: only an interval without 1 says faster or slower.
 
@@ -65,6 +84,7 @@ def judge(
     'faster'
     """
     facts = {"clock": clock, "confidence": confidence, "diverged": diverged, "baseline_diverged": baseline_diverged}
+    facts |= {"early": early, "baseline_early": baseline_early}
     pairs = len(logs)
     if not pairs or 2 * max(diverged, baseline_diverged) > pairs:
         return Speedup(None, None, None, pairs, "cannot be judged", **facts)
@@ -96,19 +116,30 @@ def found_sentence(found: Speedup, label: str, baseline: str) -> str:
     if found.verdict == "cannot be judged":
         return f"{label} cannot be judged against {baseline}: {why_not(found, label, baseline)}."
     value, low, high = (x or math.nan for x in (found.value, found.low, found.high))
-    if found.verdict == "faster":
-        interval = interval_of(found, low, high)
-        return (
-            f"{label} reaches the final held-out loss of {baseline} in {figure(value)}× fewer {found.clock} {interval}."
-        )
     if found.verdict == "slower":
-        interval = interval_of(found, 1 / high, 1 / low)
-        return f"{label} takes {figure(1 / value)}× as many {found.clock} as {baseline} to the same loss {interval}."
-    numbers = f"{figure(value)}× in {found.clock} {interval_of(found, low, high)}"
+        times, interval = times_of(1 / value, OTHER_WAY[found.bound]), interval_of(found, 1 / high, 1 / low)
+        return f"{label} takes {times} as many {found.clock} as {baseline} to the same loss {interval}."
+    times, interval = times_of(value, found.bound), interval_of(found, low, high)
+    if found.verdict == "faster":
+        return f"{label} reaches the final held-out loss of {baseline} in {times} fewer {found.clock} {interval}."
+    numbers = f"{times} in {found.clock} {interval}"
     return f"{label} against {baseline}, no difference shown: {numbers}; {advice(found.more_seeds)}."
 
 
+OTHER_WAY: dict[Bound | None, Bound | None] = {"at least": "at most", "at most": "at least", None: None}
+
+
+def times_of(value: float, bound: Bound | None) -> str:
+    """
+    >>> times_of(16.0, "at least"), times_of(1.5, None)
+    ('at least 16.00×', '1.50×')
+    """
+    return f"{bound} {figure(value)}×" if bound else f"{figure(value)}×"
+
+
 def interval_of(found: Speedup, low: float, high: float) -> str:
+    if not found.varies:
+        return f"({found.pairs} seeds)"
     return f"({100 * found.confidence:g} % interval {figure(low)} to {figure(high)}, {found.pairs} seeds)"
 
 
@@ -132,6 +163,14 @@ def why_not(found: Speedup, label: str, baseline: str) -> str:
         return f"that takes at least 2 seeds, and there {'is 1' if found.pairs else 'are none'}"
     lost = lost_runs(found, label, baseline)
     return f"{lost} diverged" if lost else "it takes more than one evaluation of the held-out loss"
+
+
+def early_sentence(found: Speedup, label: str, baseline: str) -> str:
+    if found.verdict == "cannot be judged" or not found.early + found.baseline_early:
+        return ""
+    early = [(found.early, label), (found.baseline_early, baseline)]
+    told = " and ".join(f"{name} with {count} of {found.pairs} seeds" for count, name in early if count)
+    return f" At the first evaluation there already: {told}. Evaluate earlier (training.eval_every) to see all of it."
 
 
 def lost_sentence(found: Speedup, label: str, baseline: str) -> str:

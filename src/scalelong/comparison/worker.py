@@ -10,11 +10,14 @@ import gc
 import json
 import os
 import queue
+import select
+import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -99,9 +102,10 @@ def perform(job: Mapping[str, Any], channel: BinaryIO) -> Message:
 def run(config: Config, folder: Path, display: Display) -> Message:
     """Train, or go on; then measure what is measured once, and write down how it ended."""
     try:
-        result = train(config, folder, display=display, monitor=SkipMonitor, evaluate=Evaluator.open)
-        if result.signal is not None:
-            return {"status": "stopped", "message": None}
+        with noticing_signals() as told:
+            train(config, folder, display=display, monitor=SkipMonitor, evaluate=Evaluator.open)
+            if told():
+                return {"status": "stopped", "message": None}
         outcome = judge(folder, config)
     except TrainingDiverged as error:
         outcome = broken(config, Run(folder).metrics.last_step(), str(error))
@@ -109,6 +113,21 @@ def run(config: Config, folder: Path, display: Display) -> Message:
         evaluate_end(folder, config)
     write_outcome(folder, outcome)
     return {"status": outcome.status, "message": outcome.message}
+
+
+@contextmanager
+def noticing_signals() -> Iterator[Callable[[], bool]]:
+    """Whether a signal has come since, whoever handled it: a trainer does not tell of one during its last step."""
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield lambda: bool(select.select([reading], [], [], 0)[0])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
 
 
 def evaluate_end(folder: Path, config: Config) -> None:

@@ -83,7 +83,7 @@ def run_facts(run: RunFolder) -> Facts:
         ("steps × batch", f"{show(run.steps)} × {show(run.setting('training.batch_size'))}"),
         ("learning rate", show(run.setting("optim.lr"))),
         ("seed", show(run.seed)),
-        ("time so far", duration(run.last("seconds"))),
+        ("time so far", duration(run.seconds)),
     ]
     return Facts("The run", rows)
 

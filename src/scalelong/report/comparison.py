@@ -9,7 +9,7 @@ from typing import Any
 
 from .blocks import STYLES, Line, Series
 from .numbers import Points
-from .read import Notes, as_dict, as_dicts, as_list, as_text, finite, read_json, whole
+from .read import Notes, as_dict, as_dicts, as_list, as_text, finite, read_dict, whole
 from .runs import RunFolder, is_run, read_run
 
 RESULTS, PLAN = "results.json", "comparison.json"
@@ -111,14 +111,13 @@ def is_comparison(folder: Path) -> bool:
 
 def read_comparison(folder: Path) -> Comparison:
     notes = Notes()
-    found = read_json(folder / RESULTS, notes)
-    if not isinstance(found, dict):
+    content = read_dict(folder / RESULTS, notes)
+    if not content:
         notes.add(f"{RESULTS} is missing or broken: only the plan and the runs themselves are shown.")
-    content = as_dict(found)
-    plan = as_dict(read_json(folder / PLAN, notes))
+    plan = read_dict(folder / PLAN, notes)
     content = {**{key: plan[key] for key in ("recipe", "description", "command", "steps") if key in plan}, **content}
     arms = read_arms(folder, as_dicts(content.get("arms")), notes) or arms_of_folders(folder)
-    kappa = as_dict(read_json(folder / "kappa.json", notes))
+    kappa = read_dict(folder / "kappa.json", notes)
     return Comparison(folder, content, arms, kappa, tuple(notes.lines))
 
 

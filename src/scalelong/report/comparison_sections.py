@@ -13,14 +13,13 @@ from .comparison_charts import coefficients, curves, noise, oscillation, rates
 from .comparison_setup import advice, samples, setup
 from .numbers import NOTHING, TO, listed, plural, show, show_estimate, show_factor
 from .pictures import Album
-from .read import Estimate, Notes, as_dict, as_dicts, as_list, as_text, finite, number, whole
+from .read import Estimate, as_dict, as_dicts, as_list, as_text, finite, whole
 from .runs import event_lines
 
 
-def comparison_part(key: str, comparison: Comparison, notes: Notes) -> Part:
+def comparison_part(key: str, comparison: Comparison, album: Album) -> Part:
     """All about one comparison."""
     folders = run_folders(comparison)
-    album = Album(notes)
     sections = [
         Section(f"{key}-result", "Result", headline(key, comparison)),
         Section(f"{key}-curves", "Curves", curves(key, comparison, folders)),
@@ -36,7 +35,7 @@ def comparison_part(key: str, comparison: Comparison, notes: Notes) -> Part:
     unusual = unusual_runs(comparison, folders)
     said = [as_text(line) for line in as_list(comparison.content.get("warnings"))]
     noted = [f"{folder.label}: {note}" for _, _, folder in folders for note in folder.notes]
-    sections.insert(1, warnings_section(key, unusual, [*said, *comparison.notes, *notes.lines, *noted]))
+    sections.insert(1, warnings_section(key, unusual, [*said, *comparison.notes, *album.notes.lines, *noted]))
     return Part(key, title(comparison), subtitle(comparison), *status(comparison), sections)
 
 
@@ -118,8 +117,8 @@ def speedups(key: str, setting: str, found: Sequence[dict[str, Any]], comparison
 
 def speedup_row(one: dict[str, Any], comparison: Comparison) -> Interval:
     arm = comparison.arm(as_text(one.get("arm")))
-    estimate = Estimate.of(one.get("speedup_steps"))
-    text = show_factor(estimate) if estimate.value is not None else "not measured"
+    estimate, bound = Estimate.of(one.get("speedup_steps")), as_text(as_dict(one.get("speedup_steps")).get("bound"))
+    text = f"{bound} {show_factor(estimate)}".strip() if estimate.value is not None else "not measured"
     label, style = (arm.label, arm.style) if arm else (as_text(one.get("arm"), NOTHING), 0)
     verdict = as_text(one.get("verdict"), "cannot be judged")
     return Interval(label, style, estimate, text, "\n".join(sentences(one)), verdict)
@@ -127,25 +126,20 @@ def speedup_row(one: dict[str, Any], comparison: Comparison) -> Interval:
 
 def sentences(one: dict[str, Any]) -> list[str]:
     """What the comparison says of a pair, word for word, in steps and in seconds."""
-    said, seconds = as_text(one.get("sentence")), Estimate.of(one.get("speedup_seconds"))
-    also = as_text(one.get("sentence_seconds"))
-    if not also and seconds.value is not None:
-        also = f"In seconds: {show_factor(seconds)}."
-    more = whole(one.get("more_seeds"))
-    # The sentence may have said it already.
-    settle = f"About {plural(more, 'more seed')} would settle it." if more and "seed" not in said else ""
-    return list(dict.fromkeys(line for line in (said, also, settle) if line))
+    said = (as_text(one.get(key)) for key in ("sentence", "sentence_seconds"))
+    return list(dict.fromkeys(sentence for sentence in said if sentence))
 
 
 def numbers_table(comparison: Comparison) -> Table:
     columns = ["method", "finished", "diverged", "held-out loss at the end"]
     has_fd = any(as_dict(arm.content.get("fd_curve")) for arm in comparison.arms)
     columns += [comparison.fd_name] * has_fd + ["seconds per step", "parameters"]
-    rows = []
+    parameters, rows = as_dict(comparison.content.get("parameters")), []
     for arm in comparison.arms:
         done = f"{arm.finished} of {len(arm.runs)}"
-        cells = [comparison.name_of(arm), done, diverged(arm), final(arm, "loss")]
-        rows.append([*cells, *[final(arm, "fd")] * has_fd, pace(arm), parameters(comparison, arm)])
+        loss, distance = (show_estimate(Estimate.of(arm.content.get(key))) for key in ("final_loss", "final_fd"))
+        cells = [comparison.name_of(arm), done, diverged(arm), loss, *[distance] * has_fd]
+        rows.append([*cells, pace(arm), show(parameters.get(arm.key))])
     note = "Mean over seeds and its 95 % interval; diverged: share with its 95 % interval."
     return Table("The numbers", columns, rows, note)
 
@@ -160,27 +154,9 @@ def diverged(arm: Arm) -> str:
     return f"{count} of {of}{share}"
 
 
-def final(arm: Arm, name: str) -> str:
-    """The estimate at the end of training, or the end of the curve where nothing is said of that.
-
-    What diverged has an estimate of nothing, and a curve that ends with any number.
-    """
-    if f"final_{name}" in arm.content:
-        return show_estimate(Estimate.of(arm.content[f"final_{name}"]))
-    curve = as_dict(arm.content.get(f"{name}_curve"))
-    ends = [as_list(curve.get(column))[-1:] for column in ("mean", "low", "high")]
-    value, low, high = (number(end[0]) if end else None for end in ends)
-    return show_estimate(Estimate(value, low, high))
-
-
 def pace(arm: Arm) -> str:
     values = [value for run in arm.runs if (value := finite(run.content.get("seconds_per_step"))) is not None]
     return show(sum(values) / len(values), 3) if values else NOTHING
-
-
-def parameters(comparison: Comparison, arm: Arm) -> str:
-    found = as_dict(comparison.content.get("parameters"))
-    return show(found.get(arm.key, found.get(as_text(arm.content.get("method")))))
 
 
 def difference_table(comparison: Comparison) -> list[Block]:

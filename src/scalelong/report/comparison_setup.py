@@ -15,19 +15,27 @@ MOST_GALLERIES = 6
 
 
 def samples(comparison: Comparison, folders: Folders, album: Album) -> list[Block]:
-    """The same seed for all methods, one picture for each."""
-    galleries: list[Block] = []
-    for setting in comparison.settings[:MOST_GALLERIES]:
-        here = [(arm, run, folder) for arm, run, folder in folders if arm.setting == setting and folder.samples]
-        seed = most_common_seed(here)
-        chosen = [(arm.label, folder.samples[-1]) for arm, run, folder in here if run.seed == seed]
-        pictures = [album.embed(sample.path, label, sample.name) for label, sample in chosen]
-        shown = [picture for picture in pictures if picture is not None]
-        note = f"Seed {show(seed)} for all: the same initial noise, so images in the same place can be compared."
-        name = comparison.setting_name(setting)
-        title = f"Drawn images, {name}" if name else "Drawn images"
-        galleries += [Gallery(title, shown, note, half=len(shown) <= 2)] if shown else []
+    """A gallery for each of the first settings, and which others there are."""
+    shown, others = comparison.settings[:MOST_GALLERIES], comparison.settings[MOST_GALLERIES:]
+    galleries = [block for setting in shown for block in gallery(comparison, folders, album, setting)]
+    if galleries and others:
+        names = "; ".join(comparison.setting_name(setting) for setting in others)
+        text = f"Not shown, to keep the page small: the samples of {names}, which lie in their folders."
+        return [*galleries, Text([text], "note")]
     return galleries or [Text(["No samples were drawn yet."], "empty")]
+
+
+def gallery(comparison: Comparison, folders: Folders, album: Album, setting: str) -> list[Block]:
+    """The same seed for all methods, one picture for each; nothing where there are no pictures."""
+    here = [(arm, run, folder) for arm, run, folder in folders if arm.setting == setting and folder.samples]
+    seed = most_common_seed(here)
+    chosen = [(arm.label, folder.samples[-1]) for arm, run, folder in here if run.seed == seed]
+    pictures = [album.embed(sample.path, label, sample.name) for label, sample in chosen]
+    shown = [picture for picture in pictures if picture is not None]
+    note = f"Seed {show(seed)} for all: the same initial noise, so images in the same place can be compared."
+    name = comparison.setting_name(setting)
+    title = f"Drawn images, {name}" if name else "Drawn images"
+    return [Gallery(title, shown, note, half=len(shown) <= 2)] if shown else []
 
 
 def most_common_seed(folders: Folders) -> int | None:

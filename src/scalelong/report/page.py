@@ -17,6 +17,7 @@ from .chart_data import chart_data, chart_table
 from .comparison import is_comparison, read_comparison
 from .comparison_sections import comparison_part
 from .intervals import IntervalScale
+from .pictures import Album, Budget
 from .read import Notes
 from .run_sections import runs_part
 from .runs import distinct_labels, is_run, read_run
@@ -55,11 +56,15 @@ def read_content(sources: Sequence[Path]) -> Content:
         check_source(source)
     comparisons = [source for source in sources if is_comparison(source)]
     runs = [source for source in sources if not is_comparison(source)]
-    parts = [comparison_part(f"c{place}", read_comparison(folder), Notes()) for place, folder in enumerate(comparisons)]
+    budget = Budget()
+    parts = [
+        comparison_part(f"c{place}", read_comparison(folder), Album(Notes(), budget))
+        for place, folder in enumerate(comparisons)
+    ]
     if runs:
         labels = distinct_labels(runs)
         read = [read_run(folder, label) for folder, label in zip(runs, labels, strict=True)]
-        part = runs_part("r", read, Notes())
+        part = runs_part("r", read, Album(Notes(), budget))
         parts = [part, *parts] if not is_comparison(sources[0]) else [*parts, part]
     return Content(parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,18 +18,25 @@ if TYPE_CHECKING:
 LONGEST_SIDE = 560
 LARGEST_PNG = 150_000
 BUDGET = 2_500_000
-"""Bytes of all pictures of a page."""
+"""Bytes of all pictures of a page, whatever it is about."""
 
 # A grid with fewer pixels than this is shown larger, with hard edges.
 TINY = 300
 
 
 @dataclass
+class Budget:
+    """The bytes that are left for pictures."""
+
+    left: int = BUDGET
+
+
+@dataclass(frozen=True)
 class Album:
-    """Embeds pictures until its bytes are spent."""
+    """Embeds the pictures of a part of the page until the bytes are spent, which all parts share."""
 
     notes: Notes
-    left: int = BUDGET
+    budget: Budget = field(default_factory=Budget)
 
     def embed(self, path: Path, label: str, detail: str) -> Picture | None:
         """The picture of a file as part of the page; None, with a note, where that cannot be."""
@@ -42,10 +49,10 @@ class Album:
             self.notes.add(f"{short(path)} could not be shown ({type(error).__name__}).")
             return None
         kind, data = encode(picture)
-        if len(data) > self.left:
+        if len(data) > self.budget.left:
             self.notes.add(f"{short(path)} and later pictures are left out, to keep the page below 5 MB.")
             return None
-        self.left -= len(data)
+        self.budget.left -= len(data)
         address = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
         return Picture(label, detail, address, *picture.size, pixelated=max(picture.size) < TINY)
 

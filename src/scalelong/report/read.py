@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,32 @@ def read_text(path: Path, notes: Notes) -> str | None:
         return None
 
 
-def read_json(path: Path, notes: Notes) -> Any:
-    """The content of a JSON file; None where it is missing, and with a note where it is broken."""
+def read_dict(path: Path, notes: Notes) -> dict[str, Any]:
+    """The object in a JSON file; empty where it is missing, and with a note where it is broken or something else."""
+    return as_dict(read_json(path, notes, lambda content: isinstance(content, Mapping)))
+
+
+def read_dicts(path: Path, notes: Notes) -> list[dict[str, Any]]:
+    """The objects in a JSON file that holds a list of them; noted as that of `read_dict`."""
+    return as_dicts(read_json(path, notes, is_list_of_dicts))
+
+
+def is_list_of_dicts(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(item, Mapping) for item in content)
+
+
+def read_json(path: Path, notes: Notes, is_meant: Callable[[Any], bool]) -> Any:
     text = read_text(path, notes)
     if text is None:
         return None
     try:
-        return json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         notes.add(f"{short(path)} is broken or half-written ({error}).")
         return None
+    if not is_meant(content):
+        notes.add(f"{short(path)} holds something else than what is written there.")
+    return content
 
 
 def read_yaml(path: Path, notes: Notes) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from .blocks import Block, Chart, Command, Gallery, Part, Section, Series, Table
 from .common import advice_blocks, cs_area, environment_facts, run_facts, settings_table, warnings_section
 from .numbers import Points, duration, plural, show, thin
 from .pictures import Album
-from .read import Notes, as_dict, as_text, finite
+from .read import as_dict, as_text, finite
 from .runs import RunFolder, event_lines, shell_command
 
 POINTS = 400
@@ -20,9 +20,8 @@ POINTS = 400
 MOST_SKIPS = 8
 
 
-def runs_part(key: str, runs: Sequence[RunFolder], notes: Notes) -> Part:
+def runs_part(key: str, runs: Sequence[RunFolder], album: Album) -> Part:
     """All about a group of runs."""
-    album = Album(notes)
     sections = [
         Section(f"{key}-result", "Result", [result_table(runs), *single_remark(runs)]),
         Section(f"{key}-curves", "Curves", curves(key, runs)),
@@ -33,7 +32,8 @@ def runs_part(key: str, runs: Sequence[RunFolder], notes: Notes) -> Part:
         Section(f"{key}-setup", "What was run", setup(runs)),
     ]
     unusual = [(run.label, event_lines(run)) for run in runs]
-    sections.insert(1, warnings_section(key, unusual, [*notes.lines, *(note for run in runs for note in run.notes)]))
+    noted = [*album.notes.lines, *(note for run in runs for note in run.notes)]
+    sections.insert(1, warnings_section(key, unusual, noted))
     title = runs[0].label if len(runs) == 1 else plural(len(runs), "run")
     return Part(key, title, subtitle(runs), status(runs), state(runs), sections)
 
@@ -66,7 +66,7 @@ def result_table(runs: Sequence[RunFolder]) -> Table:
     rows = [
         (
             *(run.label, run.method, show(run.seed), run.status),
-            *(show(run.last("heldout_loss_ema")), show(run.last("heldout_loss")), duration(run.last("seconds"))),
+            *(show(run.last("heldout_loss_ema")), show(run.last("heldout_loss")), duration(run.seconds)),
         )
         for run in runs
     ]

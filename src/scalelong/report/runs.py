@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..sessions import trained_seconds
 from .numbers import Points, listed, plural, show
-from .read import Notes, as_dict, as_dicts, as_list, as_text, finite, number, read_json, read_lines, read_yaml, whole
+from .read import Notes, as_dict, as_list, as_text, finite, number, read_dict, read_dicts, read_lines, read_yaml, whole
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 
@@ -77,9 +78,17 @@ class RunFolder:
 
     @property
     def awaits_evaluation(self) -> bool:
-        """Whether the last step's images are still to be evaluated, which may take minutes after the last step."""
-        evaluated = {whole(one.get("step")) for one in self.evaluations}
-        return self.setting("evaluation.every") is not None and self.steps not in evaluated
+        """Whether the last step's images are still to be evaluated, which may take minutes after the last step.
+
+        A run without the evaluations that were due before has none to come: it was trained without an evaluator.
+        """
+        every, evaluated = (
+            finite(self.setting("evaluation.every")),
+            {whole(one.get("step")) for one in self.evaluations},
+        )
+        if every is None or self.steps is None or self.steps in evaluated:
+            return False
+        return bool(evaluated) or every >= self.steps
 
     @property
     def status(self) -> str:
@@ -101,6 +110,12 @@ class RunFolder:
         found = [line[key] for line in self.lines if key in line and "event" not in line]
         return number(found[-1]) if found else None
 
+    @property
+    def seconds(self) -> float | None:
+        """How long it was trained, over all its starts."""
+        times = [(step, seconds) for step, seconds in self.series("seconds") if seconds is not None]
+        return trained_seconds(times, [finite(start.get("step")) or 0.0 for start in self.starts])
+
     def mean_of(self, pattern: str) -> Points:
         """At each step the mean of all numbers whose names match."""
         matches, found = re.compile(pattern), {}
@@ -114,8 +129,9 @@ class RunFolder:
 
     @cached_property
     def readings(self) -> list[dict[str, Any]]:
-        """The lines of the monitor."""
-        return [line for line in self.lines if any(key.startswith(("skip", "block/")) for key in line)]
+        """The lines of the monitor; the event of an oscillation names a skip too."""
+        found = [line for line in self.lines if "event" not in line]
+        return [line for line in found if any(key.startswith(("skip", "block/")) for key in line)]
 
     @cached_property
     def skips(self) -> list[int]:
@@ -144,10 +160,10 @@ def read_run(folder: Path, label: str) -> RunFolder:
     config = read_yaml(folder / CONFIG, notes)
     if not (folder / CONFIG).is_file():
         notes.add(f"{CONFIG} is missing: settings are not known.")
-    starts = as_dicts(read_json(folder / "environment.json", notes))
+    starts = read_dicts(folder / "environment.json", notes)
     lines = read_lines(folder / METRICS, notes)
-    evaluations = as_dicts(read_json(folder / "evaluation.json", notes))
-    kappa = as_dict(read_json(folder / "kappa.json", notes))
+    evaluations = read_dicts(folder / "evaluation.json", notes)
+    kappa = read_dict(folder / "kappa.json", notes)
     return RunFolder(folder, label, config, starts, lines, evaluations, kappa, tuple(notes.lines))
 
 

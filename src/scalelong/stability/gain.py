@@ -82,7 +82,7 @@ def power_iteration(paths: Paths, tolerance: float, max_steps: int, generator: G
     for _ in range(max_steps):
         change = change / row_norms(change).clamp(min=torch.finfo(change.dtype).tiny)
         moved = paths.push(change)
-        before, gains = gains, row_norms(moved).flatten().double().cpu()
+        before, gains = gains, row_norms(moved).flatten().cpu().double()
         if torch.all((gains - before).abs() <= tolerance * gains):
             break
         change = paths.pull(moved)

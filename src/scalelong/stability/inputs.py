@@ -55,24 +55,21 @@ class InputNorms:
 
 
 def measure_inputs(
-    images: Tensor, schedule: Schedule, *, prediction: Prediction = "epsilon", repeats: int = 1, generator: Generator
+    images: Tensor, schedule: Schedule, *, prediction: Prediction = "epsilon", generator: Generator
 ) -> InputNorms:
-    """Noise every image `repeats` times, the times spread evenly. Shape: images (N, …) in [−1, 1], or latents."""
+    """Noise every image once, the times spread evenly. Shape: images (N, …) in [−1, 1], or latents; on any device."""
     if not images.is_floating_point() or images.ndim < 2 or not len(images):
         raise ValueError(
             f"needs images as floats of shape (count, …), in [-1, 1], got {tuple(images.shape)} of {images.dtype}"
         )
-    process = DiffusionProcess(schedule, prediction)
-    times = process.stratified_times(len(images) * repeats, generator)
-    rows = torch.arange(len(times)) % len(images)
-    parts = [noised_norms(images[part], times[part_of], process, generator) for part, part_of in batches(rows)]
-    inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
+    # Where the schedule, the noise and float64 are.
+    images, process = images.cpu(), DiffusionProcess(schedule, prediction)
+    times = process.stratified_times(len(images), generator)
+    parts = zip(images.split(BATCH), times.split(BATCH), strict=True)
+    norms = [noised_norms(*part, process, generator) for part in parts]
+    inputs, targets = (torch.cat(column) for column in zip(*norms, strict=True))
     second_moment = images.double().square().mean().item()
     return InputNorms(times, inputs, targets, second_moment, mean_alpha_bar(schedule), prediction)
-
-
-def batches(rows: Tensor) -> list[tuple[Tensor, slice]]:
-    return [(rows[start : start + BATCH], slice(start, start + BATCH)) for start in range(0, len(rows), BATCH)]
 
 
 def noised_norms(x0: Tensor, t: Tensor, process: DiffusionProcess, generator: Generator) -> tuple[Tensor, Tensor]:

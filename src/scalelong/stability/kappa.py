@@ -166,7 +166,7 @@ def gain_on(
     like = next(model.parameters())
     times = process.stratified_times(len(images), generator)
     noise = torch.randn(images.shape, generator=generator)
-    x = process.add_noise(images, noise, times).to(like)
+    x = process.add_noise(images.cpu(), noise, times).to(like)
     t = process.model_time(times).to(like.device).repeat(len(sites))
     return measure_gain(model, lambda x: predict(x, t), x, sites, generator=generator)
 

@@ -26,7 +26,7 @@ from ..skips.find import ExampleInputs, compiled_elsewhere, refuse_other_objects
 from ..skips.hooks import attached_hooks
 from .diagnosis import Diagnosis, Finder
 from .oscillation import beyond_noise, oscillation_index, swing_index
-from .readings import Layout, Reading, flat, storable
+from .readings import Layout, Reading, flat, with_nulls
 from .robustness import output_change
 from .team import team_of, unwrapped
 from .updates import UpdateWatch
@@ -140,7 +140,7 @@ class SkipMonitor:
         """
         self._fetch()
         new = list(self.records)[len(self.records) - self.unwritten :] if self.team.rank == 0 else []
-        lines = [json.dumps(storable(self._reading(*record).as_dict()), allow_nan=False) for record in new]
+        lines = [json.dumps(with_nulls(self._reading(*record).as_dict()), allow_nan=False) for record in new]
         with Path(path).open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
         self.unwritten = 0
@@ -149,7 +149,7 @@ class SkipMonitor:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to read on as if it had never stopped, as JSON."""
         self._fetch()
-        history = [storable(row.tolist()) for row in self.history]
+        history = [with_nulls(row.tolist()) for row in self.history]
         return {"step": self.count, "history": history, "finder": self.finder.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -218,7 +218,7 @@ class SkipMonitor:
         """How far each series goes back and forth; of features, beyond what the draw of the batches explains."""
         count, features = len(self.layout.series), self.features
         swings = swing_index(window[:, :count])
-        swings[features] = beyond_noise(swings[features], window[:, count : count + len(features)].mean(dim=0))
+        swings[features] = beyond_noise(swings[features], window[:, count : count + len(features)].nanmean(dim=0))
         return swings
 
     def _named(self, row: list[float], moved: list[float]) -> tuple[dict[str, float], dict[str, float]]:

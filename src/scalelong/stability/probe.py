@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from ..files import Files, to_json, write_whole
-from ..training import Config, Display, Run, RunError, build_process, find_start, train
-from ..training.conditions import conditioning_of
-from ..training.heldout import HeldOut
-from ..training.inputs import open_inputs
+from ..training import Config, Display, Run, RunError, TrainingDiverged, find_start, train
 from ..training.sampling import load_network
 from .kappa import DECIMALS, KappaBand
+from .readings import with_nulls
+from .recipe import open_heldout
 
 WARNING = (
     "early steps mislead: in the paper's Table 4 the reversed scaling leads after 5,000 steps and is far behind at "
@@ -36,7 +35,10 @@ CLEAR = 2.0
 
 @dataclass(frozen=True)
 class Score:
-    """A run's held-out loss, and how far it is above the best of its round on the same images, times and noise."""
+    """A run's held-out loss, and how far it is above the best of its round on the same images, times and noise.
+
+    Both are infinite for a run that diverged.
+    """
 
     kappa: float
     steps: int
@@ -44,6 +46,10 @@ class Score:
     standard_error: float
     behind: float
     behind_error: float
+
+    @property
+    def diverged(self) -> bool:
+        return math.isinf(self.loss)
 
     @property
     def clearly_behind(self) -> bool:
@@ -71,13 +77,14 @@ class Probe:
         return all(score.clearly_behind for score in self.rounds[-1][1:])
 
     def summary(self) -> dict[str, Any]:
-        """As JSON has it."""
-        rounds = [[asdict(score) for score in scores] for scores in self.rounds]
+        """As JSON has it, which has no number for what diverged."""
+        rounds = [[with_nulls(asdict(score)) for score in scores] for scores in self.rounds]
         return {"best": self.best, "decided": self.decided, "rounds": rounds}
 
     def rules_out(self, kappa: float) -> bool:
         """Whether a value was tried and was clearly behind in the last round that it was in."""
-        return any(score.clearly_behind for scores in self.rounds for score in scores if score.kappa == kappa)
+        last = next((score for scores in reversed(self.rounds) for score in scores if score.kappa == kappa), None)
+        return last is not None and last.clearly_behind
 
 
 def probe_kappas(
@@ -98,10 +105,22 @@ def probe_kappas(
     while True:
         losses = {kappa: judge.losses(variant(config, kappa, where, steps)) for kappa in alive}
         rounds.append(tuple(score(losses, steps)))
-        if len(alive) <= 2:
+        better = better_half(rounds[-1])
+        if len(alive) <= 2 or len(better) == 1:
             return Probe(tuple(rounds))
-        alive = [ranked.kappa for ranked in rounds[-1][: math.ceil(len(alive) / 2)]]
-        steps *= 2
+        alive, steps = better, 2 * steps
+
+
+def better_half(scores: Sequence[Score]) -> list[float]:
+    """The κ that go on to the next round; none that diverged."""
+    better = [score.kappa for score in scores[: math.ceil(len(scores) / 2)] if not score.diverged]
+    if not better:
+        tried = ", ".join(str(score.kappa) for score in scores)
+        raise TrainingDiverged(
+            f"every κ of the probe diverged ({tried}) within {scores[0].steps} steps: the recipe does not train with "
+            "any of them. Lower optim.lr, or raise optim.warmup_steps."
+        )
+    return better
 
 
 def spread_over(band: KappaBand, recommended: float, count: int = 4) -> list[float]:
@@ -125,11 +144,7 @@ class Judge:
     """Trains one variant after another and gives the loss of each held-out image, which it keeps beside the run."""
 
     def __init__(self, config: Config, folder: Path, display: Display | None) -> None:
-        inputs = open_inputs(config)
-        inputs.batches.close()
-        conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
-        batch_size = config.training.batch_size
-        self.heldout = HeldOut(inputs.heldout, process, conditioning, seed=config.seed, batch_size=batch_size)
+        self.heldout = open_heldout(config)
         self.folder, self.display = folder, display
 
     def losses(self, config: Config) -> Tensor:
@@ -139,24 +154,37 @@ class Judge:
         start, kept = find_start(run, config), run.folder / f"heldout-{steps}.json"
         # A run goes on from round to round: what it was in an earlier one is in this file only.
         if kept.exists():
-            return torch.tensor(json.loads(kept.read_text(encoding="utf-8")), dtype=torch.float64)
+            return self._as_losses(json.loads(kept.read_text(encoding="utf-8")))
         if start.step > steps:
             raise RunError(f"{run.folder} is at step {start.step}, beyond {steps}: give the probe another --out")
         if self.display is not None:
             self.display.note(f"probe: κ = {kappa}, steps {start.step} to {steps}")
         found = self._trained(config, run)
-        write_whole(kept, lambda path: Files().write_bytes(path, to_json(found.tolist())))
-        return found
+        write_whole(kept, lambda path: Files().write_bytes(path, to_json(found)))
+        return self._as_losses(found)
 
-    def _trained(self, config: Config, run: Run) -> Tensor:
-        """The losses of the last weights, because averaged ones lag in a short run. Shape: (held-out images,)."""
-        if train(config, run.folder, display=self.display).signal is not None:
+    def _as_losses(self, found: list[float] | None) -> Tensor:
+        """As the file has them: nothing of a run that diverged, which counts as an infinite loss."""
+        if found is None:
+            return torch.full((len(self.heldout.data),), torch.inf, dtype=torch.float64)
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _trained(self, config: Config, run: Run) -> list[float] | None:
+        """The losses of the last weights, because averaged ones lag in a short run; None if it diverged."""
+        try:
+            stopped = train(config, run.folder, display=self.display).signal is not None
+        except TrainingDiverged as error:
+            if self.display is not None:
+                self.display.note(f"probe: κ = {config.scaling.kappa}: {error}")
+            return None
+        if stopped:
             raise KeyboardInterrupt
         checkpoint = run.checkpoints().latest()
         assert checkpoint is not None, "a finished run has a checkpoint"
         model = load_network(config, checkpoint, "raw")
         self.heldout.device = next(model.parameters()).device
-        return self.heldout.losses(model, torch.arange(len(self.heldout.data)))
+        found = self.heldout.losses(model, torch.arange(len(self.heldout.data)))
+        return found.tolist() if found.isfinite().all() else None
 
 
 def score(losses: dict[float, Tensor], steps: int) -> list[Score]:
@@ -169,4 +197,7 @@ def score(losses: dict[float, Tensor], steps: int) -> list[Score]:
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:
+    """Without an error where the values are infinite, as of a run that diverged."""
+    if not values.isfinite().all():
+        return math.inf, 0.0
     return values.mean().item(), values.std().item() / math.sqrt(len(values))

@@ -148,12 +148,12 @@ def flat(numbers: Numbers, oscillation: Numbers) -> dict[str, float]:
     return {name: value for name, value in everything.items() if not math.isnan(value)}
 
 
-def storable(value: Any) -> Any:
+def with_nulls(value: Any) -> Any:
     """The value with null in place of what JSON has no number for."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: storable(item) for key, item in value.items()}
+        return {key: with_nulls(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [storable(item) for item in value]
+        return [with_nulls(item) for item in value]
     return value

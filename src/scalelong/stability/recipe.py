@@ -1,8 +1,9 @@
-"""A recipe's network as it starts, and the images it would see."""
+"""A recipe's network as it starts, the images it would see, what is held out, and the κ advice for it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +15,9 @@ from ..training import Config, build_model, build_process
 from ..training.conditions import Condition, conditioning_of
 from ..training.config import ScalingConfig
 from ..training.engine import best_device
+from ..training.heldout import HeldOut
 from ..training.inputs import open_inputs
-from .kappa import GAIN_IMAGES
+from .kappa import GAIN_IMAGES, KappaAdvice, suggest_kappa
 
 # Half a gigabyte of pixels.
 MOST_NUMBERS = 2**27
@@ -41,7 +43,7 @@ def recipe_start(config: Config, most: int = 10_000) -> RecipeStart:
     finally:
         inputs.batches.close()
     conditioning = conditioning_of(config, inputs.empty_text)
-    first = conditioning.of(batches[0])
+    first = joined([conditioning.of(batch) for batch in batches[:GAIN_IMAGES]])[slice(GAIN_IMAGES)]
 
     def predict(x: Tensor, t: Tensor) -> Tensor:
         return conditioning.predictor(model, repeated(first, len(x)).to(x.device))(x, t)
@@ -50,6 +52,28 @@ def recipe_start(config: Config, most: int = 10_000) -> RecipeStart:
     return RecipeStart(model, images, build_process(config.diffusion).schedule, predict)
 
 
+def advise_recipe(config: Config) -> KappaAdvice:
+    """Measure the recipe's network as it starts, without scaling, on what it would train on."""
+    start, prediction = recipe_start(config), config.diffusion.prediction
+    return suggest_kappa(start.model, start.images, start.schedule, prediction=prediction, predict=start.predict)
+
+
+def open_heldout(config: Config) -> HeldOut:
+    """The held-out loss as the recipe's trainer measures it."""
+    inputs = open_inputs(config)
+    inputs.batches.close()
+    conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
+    size, device = config.training.batch_size, best_device()
+    return HeldOut(inputs.heldout, process, conditioning, seed=config.seed, batch_size=size, device=device)
+
+
+def joined(conditions: Sequence[Condition]) -> Condition:
+    """The conditions of several batches, one after another."""
+    columns = [[condition.labels for condition in conditions], [condition.text for condition in conditions]]
+    given = [[value for value in column if value is not None] for column in columns]
+    return Condition(*(torch.cat(column) if column else None for column in given))
+
+
 def repeated(condition: Condition, rows: int) -> Condition:
-    """The condition of every row where the rows are the first images over and over."""
-    return condition.map(lambda value: value[torch.arange(rows) % GAIN_IMAGES])
+    """The condition of every row where the rows are the same images over and over."""
+    return condition.map(lambda value: value[torch.arange(rows) % len(value)])

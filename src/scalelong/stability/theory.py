@@ -40,15 +40,6 @@ def feature_norm(kappas: Sequence[float], index: int = 0, *, gain: float = KAIMI
     return skips + gain ** (2 * count - index + 1)
 
 
-def feature_scale(kappas: Sequence[float], index: int, input_norm: float, *, c1: float = 1.0, c2: float = 0.0) -> float:
-    """The centre c1·‖x_t‖²·Σ_{j=i}^N κ_j² + c2 of Theorem 3.1's band around ‖h_i‖².
-
-    >>> feature_scale([1.0, 0.5], 1, 8.0)
-    10.0
-    """
-    return c1 * input_norm * tail_of_squares(kappas, index) + c2
-
-
 def feature_band(centre: float, rho: float) -> tuple[float, float]:
     """(1−ρ)² and (1+ρ)² times the centre: Theorem 3.1's bounds of ‖h_i‖²."""
     check_rho(rho)
@@ -102,17 +93,6 @@ def gradient_norm(kappas: Sequence[float], index: int, *, gain: float = KAIMING_
     return sum(gain ** (2 * j - 1) * kappas[j - 1] ** 2 for j in range(index, count + 1)) + gain ** (2 * count)
 
 
-def gradient_bound(
-    kappas: Sequence[float], index: int, *, loss: float, input_norm: float, constant: float = 1.0, c3: float = 0.0
-) -> float:
-    """Theorem 3.3: ‖∇_W ℓ‖² ≲ constant·ℓ·‖x_t‖²·Σ_{j=i}^N κ_j² + c3.
-
-    >>> gradient_bound([1.0, 0.5], 1, loss=2.0, input_norm=8.0)
-    20.0
-    """
-    return constant * loss * input_norm * tail_of_squares(kappas, index) + c3
-
-
 def robustness_bound(kappas: Sequence[float], gain: float, middle: float) -> float:
     """Theorem 3.4: ‖UNet(x+δ) − UNet(x)‖ ≤ ‖δ‖·(Σ_i κ_i·M_0^i + c_0), with c_0 = M_0^N·L_0.
 
@@ -150,12 +130,6 @@ def sum_of_squares(num_skips: int, kappa: float) -> float:
     1.3125
     """
     return sum(kappa ** (2 * j) for j in range(num_skips))
-
-
-def tail_of_squares(kappas: Sequence[float], index: int) -> float:
-    """Σ_{j=i}^N κ_j², where i = 0 stands for all skips, as i = 1 does."""
-    check_index(kappas, index)
-    return sum(kappa**2 for kappa in kappas[max(index - 1, 0) :])
 
 
 def check_index(kappas: Sequence[float], index: int) -> None:

@@ -101,10 +101,6 @@ class Verification:
     checks: list[Check]
     curves: Curves
 
-    @property
-    def passed(self) -> bool:
-        return all(check.passed for check in self.checks)
-
 
 def verify_theory(sizes: Sizes = FULL, *, seed: int = 0) -> Verification:
     """Verify Theorems 3.1, 3.3 and 3.4 in the sharper form on networks drawn from the seed."""

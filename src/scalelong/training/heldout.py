@@ -62,7 +62,7 @@ class HeldOut:
         model.eval()
         told = rows if told is None else told
         parts = zip(rows.split(self.batch_size), told.split(self.batch_size), strict=True)
-        found = torch.cat([self._losses(model, *part).double().cpu() for part in parts])
+        found = torch.cat([self._losses(model, *part).cpu().double() for part in parts])
         model.train(was_training)
         return found
 

@@ -15,6 +15,9 @@ WATCHED = (signal.SIGTERM, signal.SIGINT)
 # A launcher passes on a signal that the terminal has already sent to every process: that is one signal, not two.
 ECHO_SECONDS = 2.0
 
+SUPERVISED = "SCALELONG_SUPERVISED"
+"""Set for a process whose parent passes signals on, and ends it if it hangs: no second signal needs to."""
+
 
 class StopSignals:
     """While entered, notes the first signal in `received` instead of dying of it.
@@ -28,6 +31,7 @@ class StopSignals:
         self.several, self.leave = several, leave
         self._at = 0.0
         self._before: dict[int, Any] = {}
+        self.supervised = SUPERVISED in os.environ
 
     def __enter__(self) -> StopSignals:
         # Python lets only the main thread have handlers; elsewhere whoever runs the thread decides.
@@ -45,7 +49,7 @@ class StopSignals:
         now = time.monotonic()
         if self.received is None:
             self.received, self._at = number, now
-        elif not (self.several and now - self._at < ECHO_SECONDS):
+        elif not self.supervised and not (self.several and now - self._at < ECHO_SECONDS):
             # No clean-up: it may be what hangs. Checkpoints are complete or absent in any case.
             self.leave()
             os._exit(128 + number)
