@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -59,7 +60,8 @@ def scale_skips(
         return unscale_skips(model)
     check_scaling(scaling, chosen)
     planned = [pair for site in chosen for pair in plan_hooks(network, site, scaling, where)]
-    preserved = plan_preservation(network, chosen, scaling, where) if preserve else []
+    with weights_restored(model):
+        preserved = plan_preservation(network, chosen, scaling, where) if preserve else []
     if where == "input":
         warn_if_absorbed(network, chosen, scaling.constants())
     scaling.sign([site.index for site in chosen], where)
@@ -77,10 +79,8 @@ def scale_skips(
 def unscale_skips(model: Model) -> Model:
     """Remove the scaling; the model computes to the bit what it did before. Does nothing on an unscaled model."""
     refuse_foreign(model)
-    for network, scaling in scaled_networks(model):
-        constants = scaling.constants()
-        for part in {id(part): part for _, hook in attached_hooks(network) for part in hook.preserved}.values():
-            part.restore(network, part.coefficient if constants is None else constants[part.index - 1].item())
+    restore_weights(model)
+    for network, _ in scaled_networks(model):
         remove(network)
     return model
 
@@ -109,6 +109,32 @@ def scaled_networks(model: nn.Module) -> list[tuple[nn.Module, SkipScaling]]:
     """The modules at or below `model` that hold a scaling, with it."""
     held = [(module, module._modules.get(NAME)) for module in model.modules()]
     return [(module, scaling) for module, scaling in held if isinstance(scaling, SkipScaling)]
+
+
+def restore_weights(model: nn.Module) -> None:
+    """Undo the divisions of `preserve=True`."""
+    for network, scaling, part in preserved_weights(model):
+        constants = scaling.constants()
+        part.restore(network, part.coefficient if constants is None else constants[part.index - 1].item())
+
+
+@contextmanager
+def weights_restored(model: nn.Module) -> Iterator[None]:
+    """The model with the weights it has when unscaled, for a while: what an earlier `preserve=True` divided is back."""
+    divided = [(part.part.of(network), part.part.of(network).clone()) for network, _, part in preserved_weights(model)]
+    restore_weights(model)
+    try:
+        yield
+    finally:
+        for weights, values in divided:
+            weights.copy_(values)
+
+
+def preserved_weights(model: nn.Module) -> Iterator[tuple[nn.Module, SkipScaling, Preserved]]:
+    """Every weight slice that an earlier `preserve=True` divided, once, with its network and scaling."""
+    for network, scaling in scaled_networks(model):
+        for part in {id(part): part for _, hook in attached_hooks(network) for part in hook.preserved}.values():
+            yield network, scaling, part
 
 
 def remove(network: nn.Module) -> None:
