@@ -254,6 +254,34 @@ def test_a_scaled_model_runs_on_the_meta_device(method: str) -> None:
     assert model(x, t).shape == x.shape
 
 
+def uvit_on_meta(method: str) -> UViT:
+    with torch.device("meta"):
+        return scale_skips(uvit(), method)
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_a_model_that_was_scaled_on_the_meta_device_loads_a_checkpoint_of_the_same_scaling(method: str) -> None:
+    trained, inputs = scale_skips(uvit().eval(), method), images()
+    for model in (uvit_on_meta(method), copy.deepcopy(uvit_on_meta(method))):
+        model.to_empty(device="cpu").eval().load_state_dict(trained.state_dict())
+        assert torch.equal(model(*inputs), trained(*inputs))
+
+
+@pytest.mark.parametrize("method", ["uniform", "cs", "cs-reversed"])
+def test_constants_come_back_from_the_meta_device(method: str) -> None:
+    expected = scale_skips(uvit(), method).skip_scaling
+    for model in (uvit_on_meta(method).half(), scale_skips(uvit(), method).to("meta")):
+        found = copy.deepcopy(model).to_empty(device="cpu").skip_scaling
+        torch.testing.assert_close(found.coefficients.float(), expected.coefficients, rtol=1e-3, atol=0)
+        assert torch.equal(found.signature, expected.signature.to(found.signature))
+
+
+def test_the_constant_of_stable_blocks_comes_back_from_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = scale_blocks(uvit(), "stable", tau=0.1)
+    assert torch.equal(model.to_empty(device="cpu").block_scaling.factors, torch.full((10,), 0.1))
+
+
 def test_a_wrapped_model_is_found_inside_its_wrapper() -> None:
     class Denoiser(nn.Module):
         def __init__(self) -> None:

@@ -8,13 +8,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from .buffers import KeptBuffers
 from .find import refuse_wrapped
 
 Model = TypeVar("Model", bound=nn.Module)
 NAME = "block_scaling"
 
 
-class BlockScaling(nn.Module):
+class BlockScaling(KeptBuffers):
     """One factor per residual branch, x + factor·f(x): the constant tau, or learnable from 0 (ReZero)."""
 
     def __init__(self, branches: int, tau: float | None) -> None:
@@ -22,7 +23,7 @@ class BlockScaling(nn.Module):
         if tau is None:
             self.factors = nn.Parameter(torch.zeros(branches))
         else:
-            self.register_buffer("factors", torch.full((branches,), float(tau)))
+            self.register_buffer("factors", torch.full((branches,), float(tau), device="cpu"))
 
 
 class BranchHook:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .buffers import KeptBuffers
 from .gates import ACTIVATIONS, Gate, InstanceEnhance, SqueezeExcite, pool_all_but
 from .site import SkipSite
 
 
-class SkipScaling(nn.Module, ABC):
+class SkipScaling(KeptBuffers, ABC):
     """Chooses the coefficient of every long skip; its parameters and buffers live in the scaled model's state dict.
 
     >>> class Halve(SkipScaling):
@@ -31,7 +32,8 @@ class SkipScaling(nn.Module, ABC):
     def __init__(self, sites: Sequence[SkipSite]) -> None:
         super().__init__()
         self.num_skips = innermost(sites)
-        self.register_buffer("signature", torch.zeros(0, dtype=torch.uint8, device="cpu"))
+        self.signed_as = ""
+        self.register_buffer("signature", as_signature(self.signed_as))
 
     @abstractmethod
     def coefficient(self, index: int, skip: Tensor) -> Tensor | float:
@@ -50,8 +52,8 @@ class SkipScaling(nn.Module, ABC):
 
     def sign(self, indices: Sequence[int], where: str) -> None:
         """Write into the state dict, as text, which skips are scaled, how and where."""
-        text = f"{self.settings()} {where} skips {','.join(map(str, sorted(indices)))}"
-        self.signature = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+        self.signed_as = f"{self.settings()} {where} skips {','.join(map(str, sorted(indices)))}"
+        self.signature = as_signature(self.signed_as)
 
     def _load_from_state_dict(
         self,
@@ -63,15 +65,20 @@ class SkipScaling(nn.Module, ABC):
         unexpected_keys: Any,
         error_msgs: list[str],
     ) -> None:
-        theirs, ours = signed(state_dict.get(f"{prefix}signature")), signed(self.signature)
-        if theirs is not None and ours is not None and theirs != ours:
+        theirs, ours = text_of(state_dict.get(f"{prefix}signature")), self.signed_as
+        if theirs is not None and theirs != ours:
             error_msgs.append(f"the weights were scaled as {theirs!r}, this model as {ours!r}: scale it alike")
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
 
-def signed(signature: Tensor | None) -> str | None:
+def as_signature(text: str) -> Tensor:
+    """The text's bytes, as a tensor that any checkpoint can hold."""
+    return torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+
+
+def text_of(signature: Tensor | None) -> str | None:
     """The text of a signature, unless there is none or it has no values."""
     return None if signature is None or signature.is_meta else bytes(signature.tolist()).decode(errors="replace")
 
