@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 from process_cases import WORLD, check_all
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from scalelong import METHODS, find_skips, scale_blocks, scale_skips, unscale_skips
 from scalelong.models import UViT
@@ -252,6 +253,19 @@ def test_a_scaled_model_runs_on_the_meta_device(method: str) -> None:
     # Moved there: transformers replaces torch.linspace for a while, and a device context may remember that for good.
     x, t = (value.to("meta") for value in images())
     assert model(x, t).shape == x.shape
+
+
+AVERAGES = [{}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}, {"avg_fn": get_ema_avg_fn(0.9)}]
+
+
+@pytest.mark.parametrize("options", AVERAGES, ids=["swa", "ema, all at once", "ema, one by one"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_average_of_weights_and_buffers_remains_a_checkpoint_of_the_same_scaling(options: Any, dtype: Any) -> None:
+    model = scale_skips(uvit().to(dtype), "cs")
+    average = AveragedModel(model, use_buffers=True, **options)
+    for _ in range(5):
+        average.update_parameters(model)
+    model.load_state_dict(average.module.state_dict())
 
 
 def uvit_on_meta(method: str) -> UViT:

@@ -75,12 +75,15 @@ class SkipScaling(KeptBuffers, ABC):
 
 def as_signature(text: str) -> Tensor:
     """The text's bytes, as a tensor that any checkpoint can hold."""
-    return torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+    # Floats: an average of weights that takes buffers along rounds integers down at each step, and cannot have bools.
+    return torch.tensor(list(text.encode()), dtype=torch.float32, device="cpu")
 
 
 def text_of(signature: Tensor | None) -> str | None:
     """The text of a signature, unless there is none or it has no values."""
-    return None if signature is None or signature.is_meta else bytes(signature.tolist()).decode(errors="replace")
+    if signature is None or signature.is_meta:
+        return None
+    return bytes(signature.round().clamp(0, 255).to(torch.uint8).tolist()).decode(errors="replace")
 
 
 def constant_coefficients(num_skips: int, kappa: float) -> Tensor:
