@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import shutil
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,6 +248,57 @@ def test_adapters_of_the_gates_are_trained() -> None:
     adapted(*images()).square().mean().backward()
     gradients = [p.grad for name, p in adapted.named_parameters() if "lora_B" in name]
     assert len(gradients) == 2 and all(gradient is not None and gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("method", ["ls", "learnable"])
+def test_a_scaling_that_peft_is_told_to_save_is_trained(method: str) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model, inputs = scale_skips(uvit().eval(), method, init=0.5), images()
+    plain = unscale_skips(copy.deepcopy(model))(*inputs)
+    adapted = get_peft_model(model, LoraConfig(target_modules=["qkv"], modules_to_save=["skip_scaling"]))
+    trained = {name: p for name, p in adapted.named_parameters() if "skip_scaling" in name and p.requires_grad}
+    optimiser = torch.optim.SGD(trained.values(), lr=0.1)
+    adapted(*inputs).square().mean().backward()
+    assert trained and all(parameter.grad is not None for parameter in trained.values())
+    optimiser.step()
+    after = adapted(*inputs)
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(merged(*inputs), after)
+    assert torch.equal(unscale_skips(merged)(*inputs), plain)
+
+
+def test_a_scaled_model_is_freed_as_soon_as_it_is_no_longer_used() -> None:
+    model = scale_skips(uvit(), "cs")
+    freed = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+# Hooks are numbered anew in every process; these get the numbers that the model's own ones had, if they are free.
+LOAD_AND_HOOK = """
+import sys, torch
+from torch.utils.hooks import RemovableHandle
+
+model, inputs, expected = torch.load(sys.argv[1], weights_only=False)
+tables = [(block._forward_pre_hooks, block.register_forward_pre_hook) for block in model.out_blocks]
+tables += [(block.mlp._forward_hooks, block.mlp.register_forward_hook) for block in model.out_blocks]
+for number, register in sorted(((max(hooks), register) for hooks, register in tables), key=lambda pair: pair[0]):
+    while RemovableHandle.next_id < number:
+        torch.nn.Identity().register_forward_hook(print)
+    register(lambda *_: None)
+assert torch.equal(model(*inputs), expected)
+"""
+
+
+def test_a_saved_model_keeps_its_scaling_whatever_hooks_another_process_adds(tmp_path: Path) -> None:
+    model, inputs = scale_blocks(scale_skips(uvit().eval(), "uniform", value=0.5), "stable", tau=0.1), images()
+    torch.save((model, inputs, model(*inputs)), tmp_path / "model.pt")
+    subprocess.run([sys.executable, "-c", LOAD_AND_HOOK, str(tmp_path / "model.pt")], check=True)
 
 
 @pytest.mark.parametrize("method", METHOD_NAMES)

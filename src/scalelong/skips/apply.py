@@ -15,13 +15,12 @@ from .absorb import warn_if_absorbed
 from .choose import choose_sites
 from .find import ExampleInputs, refuse_wrapped
 from .fuse import Preserved, Slice, cannot_fold, foldable_slices
-from .hooks import NormOutputHook, attached_hooks, detach_hooks, plan_hooks
+from .hooks import NAME, NormOutputHook, attached_hooks, detach_hooks, plan_hooks
 from .scaling import METHODS, SkipScaling
 from .site import SkipSite
 
 Model = TypeVar("Model", bound=nn.Module)
 Method = str | type[SkipScaling] | SkipScaling
-NAME = "skip_scaling"
 
 
 def scale_skips(
@@ -107,8 +106,16 @@ def fuse_skips(model: Model) -> Model:
 
 def scaled_networks(model: nn.Module) -> list[tuple[nn.Module, SkipScaling]]:
     """The modules at or below `model` that hold a scaling, with it."""
-    held = [(module, module._modules.get(NAME)) for module in model.modules()]
-    return [(module, scaling) for module, scaling in held if isinstance(scaling, SkipScaling)]
+    held = [(module, held_scaling(module)) for module in model.modules()]
+    return [(module, scaling) for module, scaling in held if scaling is not None]
+
+
+def held_scaling(network: nn.Module) -> SkipScaling | None:
+    """The network's scaling, if it has one; of the copies that peft trains (`modules_to_save`) the one in use."""
+    held: Any = network._modules.get(NAME)
+    copies, active = getattr(held, "modules_to_save", {}), getattr(held, "active_adapters", ())
+    held = next((copies[adapter] for adapter in active if adapter in copies), held)
+    return held if isinstance(held, SkipScaling) else None
 
 
 def restore_weights(model: nn.Module) -> None:
@@ -219,14 +226,14 @@ def check_scaling(scaling: SkipScaling, sites: Sequence[SkipSite]) -> None:
 
 def refuse_taken_name(network: nn.Module) -> None:
     own = network._modules.get(NAME)
-    if hasattr(type(network), NAME) or (own is not None and not isinstance(own, SkipScaling)):
+    if hasattr(type(network), NAME) or (own is not None and held_scaling(network) is None):
         raise ValueError(f"{type(network).__name__} already has an attribute {NAME!r} of its own, which scaling needs.")
 
 
 def refuse_foreign(model: nn.Module) -> None:
     """Raise if the skips are scaled through a module that holds this one, whose scaling is not ours to remove."""
-    own = [scaling for _, scaling in scaled_networks(model)]
-    if any(all(hook.scaling is not scaling for scaling in own) for _, hook in attached_hooks(model)):
+    own = [network for network, _ in scaled_networks(model)]
+    if any(hook.network not in own for _, hook in attached_hooks(model)):
         raise ValueError(
             f"the skips of {type(model).__name__} are already scaled through another module, which holds it. "
             "Call unscale_skips there first, so that the scaling is not applied twice."
