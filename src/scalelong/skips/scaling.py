@@ -141,6 +141,7 @@ class CSReversed(ConstantScaling):
 
     def __init__(self, sites: Sequence[SkipSite], kappa: float = 0.7, num_skips: int | None = None) -> None:
         curve = constant_coefficients((num_skips or innermost(sites)) + 1, as_kappa(kappa))
+        require(curve[-1].item() > 0, f"kappa={kappa} is so small that the outermost coefficient becomes 0")
         super().__init__(sites, curve[1:].flip(0)[: innermost(sites)].contiguous())
 
 
@@ -164,14 +165,16 @@ class LearnedKappa(SkipScaling):
     def __init__(self, sites: Sequence[SkipSite], init: float = 0.7) -> None:
         super().__init__(sites)
         # kappa = exp(-|decay|) reaches 1 without a sigmoid's vanishing gradient, and bounces back from it.
-        self.decay = nn.Parameter(torch.tensor(-math.log(as_kappa(init, "init")), dtype=torch.float32))
+        # One number with a dimension of its own: fully_shard refuses parameters that have none.
+        self.decay = nn.Parameter(torch.tensor([-math.log(as_kappa(init, "init"))], dtype=torch.float32))
 
     @property
     def kappa(self) -> Tensor:
         return torch.exp(-self._size())
 
     def _size(self) -> Tensor:
-        return torch.where(self.decay < 0, -self.decay, self.decay)
+        decay = self.decay[0]
+        return torch.where(decay < 0, -decay, decay)
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
         return torch.exp(-(index - 1) * self._size())
