@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,6 +76,17 @@ def test_another_folder_is_named_to_the_training(recipe: Path) -> None:
     config = load_recipe(recipe, ["data.prepared=elsewhere"])
     assert prepared_folder(config.name, config.data, config.text, config.latents) == Path("elsewhere")
     assert (Path("elsewhere") / INDEX).is_file()
+
+
+def test_the_training_command_repeats_the_settings_and_so_finds_the_folder(recipe: Path) -> None:
+    from scalelong.training import load_recipe
+
+    settings = ["data.heldout_count=4", "data.caption_column='captions'"]
+    result = run("prepare", recipe, "--set", settings[0], "--set", settings[1])
+    *_, command = result.stdout.strip().partition("To train: ")
+    assert shlex.split(command) == ["scalelong", "train", str(recipe), "--set", settings[0], "--set", settings[1]]
+    config = load_recipe(recipe, settings)
+    assert (prepared_folder(config.name, config.data, config.text, config.latents) / INDEX).is_file()
 
 
 def test_the_folder_of_a_recipe_follows_what_changes_its_contents(made: MakeJob) -> None:
