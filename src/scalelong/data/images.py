@@ -140,13 +140,13 @@ class Plan:
     sides: Sides
 
     def keep(self, images: Tensor, kept: list[int]) -> ImageSet:
-        """The set of the rows at these positions."""
+        """The set of the rows at these positions, whose images those are."""
         labels, captions = self.sides.labels, self.sides.captions
         if len(kept) == len(self.names):
             return ImageSet(images, labels, captions)
         labels = None if labels is None else labels[kept]
         captions = None if captions is None else tuple(captions[position] for position in kept)
-        return ImageSet(images[kept], labels, captions)
+        return ImageSet(images, labels, captions)
 
 
 def plan_rows(table: Table, rows: Sequence[int], config: DataConfig, classes: int | None) -> Plan:
@@ -168,7 +168,8 @@ def decode_plan(
         if isinstance(pixels, str):
             broken.add(name, pixels)
         else:
-            images[position] = pixels
+            # Without gaps: to close one later would take the memory of all images again.
+            images[len(kept)] = pixels
             kept.append(position)
         report()
-    return plan.keep(images, kept)
+    return plan.keep(images[: len(kept)], kept)
