@@ -186,6 +186,15 @@ def test_a_constant_that_acts_is_not_warned_about(family: Family, recwarn: pytes
     assert not recwarn.list
 
 
+@pytest.mark.parametrize(("name", "like"), [("diffusers-unet2d", "KeptUpBlock2D"), ("diffusers-k-blocks", "Mine")])
+def test_a_block_takes_its_skips_as_the_one_it_derives_from_whatever_its_name(name: str, like: str) -> None:
+    family = next(family for family in FAMILIES if family.name == name)
+    model, _ = family.tiny()
+    for block in model.up_blocks:
+        block.__class__ = type(like, (type(block),), {})
+    assert [site.width for site in find_skips(model)] == list(family.widths)
+
+
 @pytest.mark.parametrize("family", NOT_UNETS, ids=str)
 def test_a_model_without_long_skips_is_refused_with_advice(family: Family) -> None:
     model, inputs = family.tiny()

@@ -128,6 +128,11 @@ def test_scaling_a_compiled_model_raises(wrap: Callable[[nn.Module], nn.Module])
         scale_skips(wrap(uvit()), "cs")
 
 
+def test_scaling_a_model_in_data_parallel_raises_and_names_what_works() -> None:
+    with pytest.raises(ValueError, match="wrapped by DataParallel.*wrap it in DistributedDataParallel"):
+        scale_skips(nn.DataParallel(uvit()), "cs")
+
+
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_autocast_to_bfloat16_changes_no_dtype_and_computes_gates_in_float32(method: str) -> None:
     model, (x, t) = scale_skips(uvit().eval(), method), images()

@@ -92,6 +92,11 @@ def refuse_wrapped(model: nn.Module) -> None:
     refuse_other_objects(model)
     for module in model.modules():
         names = {kind.__name__ for kind in type(module).__mro__}
+        if "DataParallel" in names:
+            raise ValueError(
+                f"{type(model).__name__} is wrapped by DataParallel, whose replicas would all use the scaling on the "
+                "first device. Scale the plain model and wrap it in DistributedDataParallel, one process per device."
+            )
         wrapper = next((label for name, label in WRAPPERS.items() if name in names), None)
         if wrapper is None and getattr(module, "_compiled_call_impl", None) is not None:
             wrapper = "torch.compile"
