@@ -97,6 +97,7 @@ def test_the_folder_of_a_recipe_follows_what_changes_its_contents(made: MakeJob)
 
     assert place(flip=True) == place(workers=1) == place()
     assert len({place(), place(image_size=8), place(heldout_count=7), place(source="elsewhere")}) == 4
+    assert place(config="other") != place()
 
 
 def test_the_command_fails_in_one_line(recipe: Path) -> None:

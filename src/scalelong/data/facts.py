@@ -35,6 +35,8 @@ CONTENTS = {
 def asked(data: DataConfig, text: TextConfig | None, latents: LatentConfig | None) -> Facts:
     """The keys of a recipe that change what is prepared; latents are stored unscaled, so the scale is none of them."""
     keys = ["source", "train_split", "heldout_split", "heldout_count"]
+    # Only where there is one, so that folders keep the names they had before there were any.
+    keys += [] if data.config is None else ["config"]
     if text is not None:
         keys += ["caption_column"]
     if latents is not None:

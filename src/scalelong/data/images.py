@@ -75,7 +75,7 @@ def load_images(config: DataConfig, *, classes: int | None = None, progress: Pro
 
 def choose_rows(config: DataConfig) -> list[tuple[Table, Sequence[int]]]:
     """The rows to train on and those held out, each with its table."""
-    tables = open_tables(config.source)
+    tables = open_tables(config.source, config.config)
     train = not_empty(pick_split(tables, config.train_split, "train_split"), config.train_split, "train_split")
     if config.heldout_split is None:
         return divide(train, config)

@@ -59,7 +59,7 @@ def load_stream(config: DataConfig, *, classes: int | None = None) -> StreamData
     >>> len(data.train.shards), data.heldout.images.shape
     (1797, torch.Size([97, 1, 8, 8]))
     """
-    splits = open_shards(config.source)
+    splits = open_shards(config.source, config.config)
     train = narrow(pick_split(splits, config.train_split, "train_split"), config)
     if config.heldout_split is None:
         rows, held = hold_out(train, config.heldout_count)
