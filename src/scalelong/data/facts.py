@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .columns import narrow
 from .config import DataConfig
 from .config_encoders import LatentConfig, TextConfig
 from .errors import DataError
-from .images import Plan, choose_rows, narrow, plan_rows, spread
+from .images import Plan, choose_rows, plan_rows, spread
 from .pixels import open_picture
 from .pretrained import fingerprint_of, locate
 from .tables import Table

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .broken import BrokenImages
-from .columns import Sides, check_columns, read_sides, side_columns
+from .columns import Sides, narrow, read_sides
 from .config import DataConfig
 from .decoding import decode, ordered_map, row_name
 from .errors import DataError
@@ -87,12 +87,6 @@ def not_empty(table: Table, name: str, key: str) -> Table:
     if not len(table):
         raise DataError(f"data.{key}: the split {name!r} is empty")
     return table
-
-
-def narrow(table: Table, config: DataConfig) -> Table:
-    """The table with the recipe's columns only."""
-    check_columns(table.columns, config)
-    return table.narrow(config.image_column, side_columns(config))
 
 
 def divide(table: Table, config: DataConfig) -> list[tuple[Table, Sequence[int]]]:

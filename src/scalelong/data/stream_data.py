@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 
 from .broken import BrokenImages
-from .columns import check_columns, read_sides, side_columns
+from .columns import narrow, read_sides, side_columns
 from .config import DataConfig
 from .errors import DataError
 from .examples import BatchSource
@@ -72,12 +72,6 @@ def load_stream(config: DataConfig, *, classes: int | None = None) -> StreamData
         rows, _ = hold_out(other.shards, config.heldout_count)
     check_whole(stream)
     return StreamData(stream, decode_rows(other, rows))
-
-
-def narrow(shards: Shards, config: DataConfig) -> Shards:
-    """The shards with the recipe's columns only."""
-    check_columns(shards.columns, config)
-    return shards.narrow(config.image_column, side_columns(config))
 
 
 def hold_out(shards: Shards, count: int) -> tuple[list[tuple[str, Raw]], dict[int, int]]:
