@@ -31,9 +31,15 @@ class SkipHook(NetworkHook, ABC):
         self.parameters = forward_parameters(reads)
         self.preserved: list[Preserved] = []
 
-    @abstractmethod
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
         """Called by torch before (or, with the output, after) the forward of the module it is attached to."""
+        if getattr(module, "_is_replica", False):
+            raise in_data_parallel(type(module).__name__)
+        return self.scale(module, args, kwargs, *output)
+
+    @abstractmethod
+    def scale(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+        """The arguments, or the output, with the skip scaled."""
 
     def attach(self, module: nn.Module) -> None:
         self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
@@ -59,7 +65,7 @@ class ArgumentHook(SkipHook):
 
     entry: Argument
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+    def scale(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
         name, position = self.entry.name, self.entry.position
         if name is not None and name in kwargs:
             return args, kwargs | {name: self.scaled(kwargs[name])}
@@ -87,7 +93,7 @@ class ChannelsHook(SkipHook):
 
     entry: Channels
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+    def scale(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
         joined = self.first_input(args, kwargs)
         scaled = scale_channels(joined, self.of_joined(joined, self.entry), self.entry)
         if args:
@@ -103,9 +109,16 @@ class NormOutputHook(SkipHook):
     def attach(self, module: nn.Module) -> None:
         self.handle = module.register_forward_hook(self, with_kwargs=True)
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+    def scale(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
         joined = self.first_input(args, kwargs)
         return scale_channels(output[0], self.of_joined(joined, self.entry), self.entry)
+
+
+def in_data_parallel(name: str) -> ValueError:
+    return ValueError(
+        f"{name} is wrapped by DataParallel, whose replicas would all use the scaling on the first device. "
+        "Wrap the scaled model in DistributedDataParallel instead, with one process per device."
+    )
 
 
 def scale_channels(joined: Tensor, coefficient: Tensor, channels: Channels) -> Tensor:
