@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,6 +82,17 @@ def test_another_folder_is_named_to_the_training(recipe: Path) -> None:
     assert (Path("elsewhere") / INDEX).is_file()
 
 
+def test_the_training_command_repeats_the_settings_and_so_finds_the_folder(recipe: Path) -> None:
+    from scalelong.training import load_recipe
+
+    settings = ["data.heldout_count=4", "data.caption_column='captions'"]
+    result = run("prepare", recipe, "--set", settings[0], "--set", settings[1])
+    *_, command = result.stdout.strip().partition("To train: ")
+    assert shlex.split(command) == ["scalelong", "train", str(recipe), "--set", settings[0], "--set", settings[1]]
+    config = load_recipe(recipe, settings)
+    assert (prepared_folder(config.name, config.data, config.text, config.latents) / INDEX).is_file()
+
+
 def test_the_folder_of_a_recipe_follows_what_changes_its_contents(made: MakeJob) -> None:
     job = made("both")
 
@@ -89,6 +101,7 @@ def test_the_folder_of_a_recipe_follows_what_changes_its_contents(made: MakeJob)
 
     assert place(flip=True) == place(workers=1) == place()
     assert len({place(), place(image_size=8), place(heldout_count=7), place(source="elsewhere")}) == 4
+    assert place(config="other") != place()
 
 
 def test_the_command_fails_in_one_line(recipe: Path) -> None:

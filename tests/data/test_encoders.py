@@ -70,6 +70,17 @@ def test_padding_of_other_families_is_zero_and_changes_nothing(family: str, save
 
 
 @pytest.mark.parametrize("family", SAVERS)
+def test_features_begin_with_the_first_token_whatever_side_the_tokenizer_pads(
+    family: str, saved: Path, tmp_path: Path
+) -> None:
+    captions = ["a dog", " ".join(WORDS)]
+    expected = text_encoder(saved / family).encode(captions)
+    shutil.copytree(saved / family, tmp_path / family)
+    change_json(tmp_path / family / "tokenizer_config.json", padding_side="left")
+    assert torch.equal(text_encoder(tmp_path / family).encode(captions), expected)
+
+
+@pytest.mark.parametrize("family", SAVERS)
 def test_what_does_not_fit_into_the_length_is_cut(family: str, saved: Path) -> None:
     encoder = text_encoder(saved / family)
     # [CLS] and [SEP] take two places.

@@ -180,6 +180,13 @@ def test_a_broken_image_is_left_out_with_its_label_and_caption(tmp_path: Path, c
     assert "row 100 (100.png): OSError: " in message
 
 
+def test_leaving_out_an_image_copies_none_of_the_others(tmp_path: Path) -> None:
+    file, _ = broken_rows(tmp_path / "some.parquet", 200, 150)
+    images = load_images(config(file)).train.images
+    # The memory that was taken for all 198 images at first, of which one is missing.
+    assert len(images) == 197 and images.untyped_storage().nbytes() == 198 * images[0].numel()
+
+
 @pytest.mark.parametrize(("count", "broken"), [(3, [2]), (100, [1, 2]), (300, [1, 2, 3, 4])])
 def test_more_than_one_percent_broken_is_an_error_that_names_the_first(
     tmp_path: Path, count: int, broken: list[int]

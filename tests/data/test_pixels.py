@@ -164,6 +164,18 @@ def test_sixteen_bits_keep_their_upper_half(content: bytes, expected: list[int])
     assert loaded(content)[:, 3, 3].tolist() == expected
 
 
+@pytest.mark.parametrize(("mode", "what"), [("F", "floats"), ("I", "32-bit integers")])
+def test_pixels_of_unknown_range_are_broken_instead_of_black(mode: str, what: str) -> None:
+    content = saved(Image.new(mode, (6, 6), 1), "TIFF")
+    reason = decode("row 1", content, config("unused"))
+    assert reason == f"ValueError: its pixels are {what}, whose range is not known; save it with 8 or 16 bits"
+
+
+def test_a_grey_map_of_sixteen_bits_keeps_their_upper_half() -> None:
+    content = b"P5 6 6 65535\n" + struct.pack(">H", 0x8123) * 36
+    assert loaded(content)[:, 3, 3].tolist() == [0x81] * 3
+
+
 @pytest.mark.parametrize("kind", ["TIFF", "JPEG"])
 def test_cmyk_becomes_rgb(kind: str) -> None:
     pixels = as_loaded(Image.new("CMYK", (6, 6), (255, 0, 0, 0)), kind)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from scalelong.data.encoders import LatentEncoder, TextEncoder
 from scalelong.data.prepare import Job, Share, Work, alone, prepare
 from scalelong.data.prepared import mapped
 from scalelong.data.prepared_folder import INDEX
-from scalelong.data.processes import prepare_together
+from scalelong.data.processes import at_work, prepare_together
 
 MakeJob = Callable[[str], Job]
 
@@ -198,6 +199,21 @@ def test_a_damaged_shard_is_made_anew_and_no_other_is_touched(
     assert {file: file.stat().st_mtime_ns for file in others} == before
 
 
+def test_a_process_that_fails_at_this_moment_is_heard() -> None:
+    said: SimpleQueue[str] = SimpleQueue()
+
+    class Failing:
+        """Fails when it is looked at."""
+
+        @property
+        def exitcode(self) -> int:
+            said.put("no such encoder")
+            return 2
+
+    with pytest.raises(DataError, match="no such encoder"):
+        at_work([Failing()], said)  # type: ignore[list-item]
+
+
 def test_with_a_damaged_index_everything_is_made_anew(tmp_path: Path, made: MakeJob) -> None:
     job = copy_of(made("latents"), tmp_path / "copy")
     damage(job.folder / INDEX)
@@ -212,6 +228,13 @@ def test_what_a_killed_writer_left_behind_is_removed(tmp_path: Path, made: MakeJ
     (job.folder / ".tmp-1-train-00000.safetensors").write_bytes(b"half")
     prepare(job)
     assert contents(job.folder) == contents(made("latents").folder)
+
+
+def test_what_another_process_is_writing_just_now_is_left_alone(tmp_path: Path, made: MakeJob) -> None:
+    job = copy_of(made("latents"), tmp_path / "copy")
+    writing = job.folder / ".tmp-1-train-00000.safetensors"
+    prepare(job, progress=lambda done, total: writing.touch())
+    assert writing.exists()
 
 
 def test_large_sets_are_compared_by_size_when_they_are_opened(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from image_cases import (
 )
 
 from scalelong.data import DataError, load_images
+from scalelong.data.stream_data import load_stream
 
 
 @pytest.mark.parametrize("layout", ["struct", "binary"])
@@ -46,6 +48,59 @@ def test_a_folder_of_parquet_files_has_the_splits_of_their_names(tmp_path: Path)
     assert torch.equal(data.heldout.images, torch.stack([pixels_of(test[0]), pixels_of(test[2])]))
     assert data.train.labels is None
     assert len(load_images(config(folder, heldout_split="test", heldout_count=100)).heldout) == 4
+
+
+README = """---
+configs:
+- {config_name: small, data_files: small.parquet}
+- {config_name: large, data_files: large.parquet}
+---
+"""
+
+
+@pytest.fixture
+def two_configs(tmp_path: Path) -> tuple[Path, dict[str, list[Any]]]:
+    folder, items = tmp_path / "set", {"small": pictures(4), "large": pictures(6)}
+    folder.mkdir()
+    (folder / "README.md").write_text(README)
+    for name, some in items.items():
+        write_parquet(folder / f"{name}.parquet", image=encoded(some))
+    return folder, items
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_a_configuration_of_a_set_is_chosen_by_its_name(two_configs: Any, name: str) -> None:
+    folder, items = two_configs
+    data = load_images(config(folder, config=name, heldout_count=1))
+    assert torch.equal(torch.cat([data.heldout.images, data.train.images]), stacked(items[name]))
+    assert len(load_stream(config(folder, config=name, heldout_count=1)).heldout) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (None, "data.config: '{folder}' has 2 configurations: choose one of small, large"),
+        (
+            "smal",
+            "data.config: '{folder}' has no configuration 'smal'; did you mean 'small'? There are: small, large",
+        ),
+    ],
+)
+def test_a_configuration_that_is_missing_or_unknown_is_an_error_that_lists_them(
+    two_configs: Any, name: str | None, message: str
+) -> None:
+    folder, _ = two_configs
+    for load in (load_images, load_stream):
+        with pytest.raises(DataError) as caught:
+            load(config(folder, config=name))
+        assert str(caught.value) == message.format(folder=folder)
+
+
+def test_a_file_has_no_configurations(tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "some.parquet", image=encoded(pictures(3)))
+    for source in (file, tmp_path / "*.parquet", "sklearn:digits"):
+        with pytest.raises(DataError, match="data.config: .* has no configurations to choose from; leave it out"):
+            load_images(config(source, config="small"))
 
 
 def test_an_image_folder_gives_the_names_of_its_subfolders_as_labels(tmp_path: Path) -> None:

@@ -265,10 +265,20 @@ def test_broken_images_are_skipped_named_and_replaced_by_the_next(tmp_path: Path
     batches.close()
 
 
-def test_a_broken_image_that_is_held_out_is_named(tmp_path: Path) -> None:
+def test_one_broken_image_among_those_held_out_is_left_out_and_named(tmp_path: Path, caplog: Any) -> None:
     source = write_set(tmp_path / "set", broken=(1,))
-    with pytest.raises(DataError, match=r"data.source: 1 of 2 images .*row 1 of file 0 \(1.png\)"):
-        load_stream(config(source))
+    assert len(load_stream(config(source)).heldout) == 1
+    (record,) = caplog.records
+    assert "skipped: 1 of 2 images" in record.getMessage() and "row 1 of file 0 (1.png)" in record.getMessage()
+
+
+@pytest.mark.parametrize(("broken", "count"), [((0,), 1), ((0, 1), 2), ((0, 1), 3)])
+def test_held_out_images_of_which_none_is_left_or_several_are_broken_stop_the_run(
+    tmp_path: Path, broken: tuple[int, ...], count: int
+) -> None:
+    source = write_set(tmp_path / "set", broken=broken)
+    with pytest.raises(DataError, match=rf"data.source: {len(broken)} of {count} images .*row 0 of file 0 \(0.png\)"):
+        load_stream(config(source, heldout_count=count))
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ BAD_INPUT = [
     ({"method": "cs", "kappa": "0.7"}, "kappa must be a finite number, got '0.7'"),
     ({"method": "cs", "kappa": True}, "kappa must be a finite number, got True"),
     ({"method": "cs", "kappa": 1e-50}, "so small that the innermost coefficient becomes 0"),
+    ({"method": "cs-reversed", "kappa": 1e-20}, "so small that the outermost coefficient becomes 0"),
     ({"method": "learned-kappa", "init": -1.0}, r"init must lie in \(0, 1\], got -1.0"),
     ({"method": "uniform", "value": float("inf")}, "value must be a finite number"),
     ({"method": "uniform", "value": -1}, "value must be positive"),

@@ -104,6 +104,17 @@ def test_every_parameter_of_a_learned_method_gets_a_gradient(family: Family) -> 
             assert parameter.grad is not None and parameter.grad.abs().sum() > 0, (method, name)
 
 
+# The column "fuses" of docs/models.md: "yes" as it is, "after the norm", else not at all.
+FOLDS = ("uvit", "diffusers-unet1d", "diffusers-stable-cascade", "lucidrains-", "monai-basic-unet", "smp-unet")
+FOLDS_AFTER_THE_NORM = ("diffusers-", "monai-diffusion", "improved-", "guided-", "latent-")
+CONDITIONAL_NORM = ("diffusers-kandinsky3", "diffusers-k-blocks")
+READ_BY_NO_MODULE = ("theory-unet", "edm2", "smp-unet-attention")
+
+
+def folds(family: Family) -> bool:
+    return family.name.startswith(FOLDS) and not family.name.startswith(READ_BY_NO_MODULE)
+
+
 @every_family
 @ignore_absorption
 def test_fusing_keeps_the_function_or_says_why_it_cannot(family: Family) -> None:
@@ -111,7 +122,7 @@ def test_fusing_keeps_the_function_or_says_why_it_cannot(family: Family) -> None
     names = list(model.state_dict())
     scale_skips(model, "cs", kappa=0.8)
     scaled = family.run(model, inputs)
-    if all(site.readers and not site.absorbed for site in find_skips(model)):
+    if folds(family):
         fuse_skips(model)
         assert list(model.state_dict()) == names
         torch.testing.assert_close(family.run(model, inputs), scaled, rtol=1e-4, atol=1e-5)
@@ -119,10 +130,6 @@ def test_fusing_keeps_the_function_or_says_why_it_cannot(family: Family) -> None
         with pytest.raises(ValueError, match="cannot be folded"):
             fuse_skips(model)
         assert torch.equal(family.run(model, inputs), scaled)
-
-
-FOLDS_AFTER_THE_NORM = ("diffusers-", "monai-diffusion", "improved-", "guided-", "latent-")
-CONDITIONAL_NORM = ("diffusers-kandinsky3", "diffusers-k-blocks")
 
 
 @each([family for family in FAMILIES if family.absorbed])
@@ -143,7 +150,7 @@ def test_scaling_after_a_norm_folds_into_its_scale_and_shift_unless_it_is_condit
 def test_preserving_keeps_the_function_at_the_start_and_is_undone_exactly(family: Family) -> None:
     model, inputs = family.tiny()
     before = family.run(model, inputs)
-    if any(site.absorbed or not site.readers for site in find_skips(model)):
+    if not folds(family):
         with pytest.raises(ValueError, match="cannot be folded"):
             scale_skips(model, "cs", kappa=0.7, preserve=True)
         assert torch.equal(family.run(model, inputs), before)
@@ -158,7 +165,7 @@ def test_preserving_keeps_the_function_at_the_start_and_is_undone_exactly(family
 def test_scaling_after_the_norm_acts_and_can_be_undone(family: Family) -> None:
     model, inputs = family.tiny()
     before = family.run(model, inputs)
-    if not all(site.readers for site in find_skips(model)):
+    if family.name.startswith(READ_BY_NO_MODULE):
         with pytest.raises(ValueError, match="after-norm"):
             scale_skips(model, "uniform", value=0.5, where="after-norm")
         return
@@ -184,6 +191,15 @@ def test_a_constant_that_acts_is_not_warned_about(family: Family, recwarn: pytes
     model, _ = family.tiny()
     scale_skips(model, "uniform", value=0.9)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(("name", "like"), [("diffusers-unet2d", "KeptUpBlock2D"), ("diffusers-k-blocks", "Mine")])
+def test_a_block_takes_its_skips_as_the_one_it_derives_from_whatever_its_name(name: str, like: str) -> None:
+    family = next(family for family in FAMILIES if family.name == name)
+    model, _ = family.tiny()
+    for block in model.up_blocks:
+        block.__class__ = type(like, (type(block),), {})
+    assert [site.width for site in find_skips(model)] == list(family.widths)
 
 
 @pytest.mark.parametrize("family", NOT_UNETS, ids=str)

@@ -118,3 +118,21 @@ def test_preserving_refuses_weights_that_would_overflow() -> None:
     with pytest.raises(ValueError, match="would overflow out_blocks.0.skip_linear.weight"):
         scale_skips(model, "cs", kappa=0.01, preserve=True)
     assert (model.out_blocks[0].skip_linear.weight == 100).all()
+
+
+@pytest.mark.parametrize("kappa", [0.7, 0.5])
+def test_preserving_again_keeps_the_function_and_undo_restores_it_exactly(kappa: float) -> None:
+    model, inputs = uvit(), images()
+    plain = model(*inputs)
+    for again in (0.7, kappa):
+        scale_skips(model, "cs", kappa=again, preserve=True)
+        torch.testing.assert_close(model(*inputs), plain, rtol=1e-5, atol=1e-6)
+    assert torch.equal(unscale_skips(model)(*inputs), plain)
+
+
+def test_preserving_again_that_is_refused_leaves_the_divided_weights_as_they_were() -> None:
+    model = scale_skips(uvit().half(), "cs", kappa=0.5, preserve=True)
+    divided = model.out_blocks[0].skip_linear.weight.clone()
+    with pytest.raises(ValueError, match="would overflow"):
+        scale_skips(model, "uniform", value=1e-7, preserve=True)
+    assert torch.equal(model.out_blocks[0].skip_linear.weight, divided)

@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from ..skips import (
     surviving_share,
     unscale_skips,
 )
-from ..skips.absorb import MOSTLY, norm_width, normalise
+from ..skips.absorb import mostly_absorbed, norm_width, normalise
 from ..skips.apply import make_scaling
 from ..skips.site import is_norm
 
@@ -169,12 +168,13 @@ def find_cautions(skips: Sequence[InspectedSkip]) -> list[Caution]:
 
 def caution_about_absorption(skips: Sequence[InspectedSkip]) -> Caution | None:
     shares = [skip.share for skip in skips if skip.absorbed and skip.share is not None]
-    if not shares or median(shares) >= MOSTLY:
+    typical = mostly_absorbed(shares)
+    if typical is None:
         return None
     return Caution(
         "absorbed",
         f"{len(shares)} of {len(skips)} skips enter a norm that cancels a constant: in the median "
-        f"{percent(median(shares))} of the scaling survives it, the rest acts only through the shortcut beside the "
+        f"{percent(typical)} of the scaling survives it, the rest acts only through the shortcut beside the "
         "norm. Use --where after-norm, or --method ls.",
     )
 

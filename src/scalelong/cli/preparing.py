@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +54,7 @@ def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, proces
             else:
                 prepared = run_job(job, share, progress=progress)
     if prepared is not None:
-        report(prepared, recipe, out)
+        report(prepared, training_command(recipe, overrides or [], out))
 
 
 def plan_job(recipe: str, overrides: list[str], out: Path | None) -> tuple[Job, Share]:
@@ -83,7 +84,13 @@ def job_errors(share: Share) -> Iterator[None]:
         fail(str(error))
 
 
-def report(prepared: Prepared, recipe: str, out: Path | None) -> None:
+def training_command(recipe: str, overrides: list[str], out: Path | None) -> str:
+    """The command that trains on what was prepared: with other settings it would look for another folder."""
+    settings = [*overrides, *([] if out is None else [f"data.prepared={out}"])]
+    return shlex.join(["scalelong", "train", recipe, *(word for setting in settings for word in ("--set", setting))])
+
+
+def report(prepared: Prepared, command: str) -> None:
     from ..files import human_size
 
     rows = prepared.rows
@@ -93,8 +100,7 @@ def report(prepared: Prepared, recipe: str, out: Path | None) -> None:
         typer.echo(f"skipped, because they could not be read: {len(prepared.broken)} images{names}")
         if more > 0:
             typer.echo(f"  and {more} more, which index.json names")
-    where = "" if out is None else f" --set data.prepared={out}"
     typer.echo(
         f"finished: {prepared.folder}, {rows['train']} rows to train on and {rows['heldout']} held out, "
-        f"{human_size(prepared.bytes)}. To train: scalelong train {recipe}{where}"
+        f"{human_size(prepared.bytes)}. To train: {command}"
     )

@@ -28,9 +28,9 @@ class BrokenImages:
         if len(self.names) < NAMED:
             self.names.append(f"{name}: {reason}")
 
-    def check(self, total: int) -> None:
-        """Raise if more than 1 % of so many images are broken."""
-        if self.count > TOLERATED * total:
+    def check(self, total: int, *, allowed: int = 0) -> None:
+        """Raise if more than 1 % of so many images are broken, and more than those allowed in any case."""
+        if self.count > max(TOLERATED * total, allowed):
             raise DataError(f"data.source: {self.describe(total)}; more than 1 % stops the run")
 
     def report(self, total: int) -> None:

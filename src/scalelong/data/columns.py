@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,12 +13,28 @@ from .config import DataConfig
 from .errors import DataError, closest_of, first_few
 
 Captions = tuple[str, ...]
+Narrowed = TypeVar("Narrowed", covariant=True)
 
 
 class HasKinds(Protocol):
     """A table, or shards: something that knows what a column holds."""
 
     def kind(self, column: str) -> str: ...
+
+
+class HasColumns(Protocol[Narrowed]):
+    """A table, or shards: something that can be had with some of its columns only."""
+
+    @property
+    def columns(self) -> Sequence[str]: ...
+
+    def narrow(self, image: str, others: Sequence[str]) -> Narrowed: ...
+
+
+def narrow(source: HasColumns[Narrowed], config: DataConfig) -> Narrowed:
+    """The source with the recipe's columns only; raises DataError where there are none of these names."""
+    check_columns(source.columns, config)
+    return source.narrow(config.image_column, side_columns(config))
 
 
 def check_columns(columns: Sequence[str], config: DataConfig) -> None:

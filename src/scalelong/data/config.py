@@ -16,6 +16,9 @@ class DataConfig(BaseModel):
     """`sklearn:digits`, a dataset on the Hugging Face hub (`owner/name`), or a local path: a parquet file, a webdataset
     tar, a zip of images, a pattern such as `shards/*.tar`, or a folder of parquet files, of tars or of images. Folders
     of images inside a folder or a zip are classes. Relative paths start at the working directory."""
+    config: str | None = Field(default=None, min_length=1)
+    """Which configuration of a set on the hub, or of a folder whose README.md declares some; null = the only one, or
+    the one that is called `default`."""
     image_size: int = Field(gt=0)
     channels: Literal[1, 3] = 3
     """3 = colour (grey images are repeated), 1 = grey (colour images lose their colour)."""

@@ -42,6 +42,8 @@ class TextEncoder:
         with quietly(transformers):
             kind = load_part(transformers.AutoConfig, folder).model_type
             self.tokenizer = load_part(transformers.AutoTokenizer, folder)
+            # Features are padded at their end, so that a caption's first token is always the first.
+            self.tokenizer.padding_side = "right"
             part = getattr(transformers, TEXT_PARTS.get(kind, "AutoModel"))
             # What pools a whole text into one vector is often left out of checkpoints, and is not used here.
             self.network = load_whole(part, folder, "text.encoder", spare="pooler").to(self.device)

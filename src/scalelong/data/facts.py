@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .columns import narrow
 from .config import DataConfig
 from .config_encoders import LatentConfig, TextConfig
 from .errors import DataError
-from .images import Plan, choose_rows, narrow, plan_rows, spread
+from .images import Plan, choose_rows, plan_rows, spread
 from .pixels import open_picture
 from .pretrained import fingerprint_of, locate
 from .tables import Table
@@ -35,6 +36,8 @@ CONTENTS = {
 def asked(data: DataConfig, text: TextConfig | None, latents: LatentConfig | None) -> Facts:
     """The keys of a recipe that change what is prepared; latents are stored unscaled, so the scale is none of them."""
     keys = ["source", "train_split", "heldout_split", "heldout_count"]
+    # Only where there is one, so that folders keep the names they had before there were any.
+    keys += [] if data.config is None else ["config"]
     if text is not None:
         keys += ["caption_column"]
     if latents is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .broken import BrokenImages
-from .columns import Sides, check_columns, read_sides, side_columns
+from .columns import Sides, narrow, read_sides
 from .config import DataConfig
 from .decoding import decode, ordered_map, row_name
 from .errors import DataError
@@ -75,7 +75,7 @@ def load_images(config: DataConfig, *, classes: int | None = None, progress: Pro
 
 def choose_rows(config: DataConfig) -> list[tuple[Table, Sequence[int]]]:
     """The rows to train on and those held out, each with its table."""
-    tables = open_tables(config.source)
+    tables = open_tables(config.source, config.config)
     train = not_empty(pick_split(tables, config.train_split, "train_split"), config.train_split, "train_split")
     if config.heldout_split is None:
         return divide(train, config)
@@ -87,12 +87,6 @@ def not_empty(table: Table, name: str, key: str) -> Table:
     if not len(table):
         raise DataError(f"data.{key}: the split {name!r} is empty")
     return table
-
-
-def narrow(table: Table, config: DataConfig) -> Table:
-    """The table with the recipe's columns only."""
-    check_columns(table.columns, config)
-    return table.narrow(config.image_column, side_columns(config))
 
 
 def divide(table: Table, config: DataConfig) -> list[tuple[Table, Sequence[int]]]:
@@ -140,13 +134,13 @@ class Plan:
     sides: Sides
 
     def keep(self, images: Tensor, kept: list[int]) -> ImageSet:
-        """The set of the rows at these positions."""
+        """The set of the rows at these positions, whose images those are."""
         labels, captions = self.sides.labels, self.sides.captions
         if len(kept) == len(self.names):
             return ImageSet(images, labels, captions)
         labels = None if labels is None else labels[kept]
         captions = None if captions is None else tuple(captions[position] for position in kept)
-        return ImageSet(images[kept], labels, captions)
+        return ImageSet(images, labels, captions)
 
 
 def plan_rows(table: Table, rows: Sequence[int], config: DataConfig, classes: int | None) -> Plan:
@@ -168,7 +162,8 @@ def decode_plan(
         if isinstance(pixels, str):
             broken.add(name, pixels)
         else:
-            images[position] = pixels
+            # Without gaps: to close one later would take the memory of all images again.
+            images[len(kept)] = pixels
             kept.append(position)
         report()
-    return plan.keep(images, kept)
+    return plan.keep(images[: len(kept)], kept)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
+# Whose 16-bit pictures PIL reads as integers of 32 bits.
+SIXTEEN_BIT_FORMATS = ("PNG", "PPM")
+
+
 def open_picture(raw: Any) -> Picture:
     """A picture from its bytes, from the file or archive they are in, or from an array of its grey levels."""
     from PIL import Image
@@ -46,11 +50,19 @@ def to_pixels(picture: Picture, config: DataConfig) -> Tensor:
     """Upright, in the recipe's colours, size and fit. Shape: (C, H, W), uint8."""
     from PIL import ImageOps
 
+    refuse_deep(picture)
     picture = ImageOps.exif_transpose(picture)
     picture = opaque(eight_bit(picture)).convert("L" if config.channels == 1 else "RGB")
     picture = fit(picture, config)
     pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
     return pixels.view(config.image_size, config.image_size, config.channels).permute(2, 0, 1)
+
+
+def refuse_deep(picture: Picture) -> None:
+    """Raise for floats and 32-bit integers, of which nothing says what is white."""
+    if picture.mode == "F" or (picture.mode == "I" and picture.format not in SIXTEEN_BIT_FORMATS):
+        kind = "floats" if picture.mode == "F" else "32-bit integers"
+        raise ValueError(f"its pixels are {kind}, whose range is not known; save it with 8 or 16 bits")
 
 
 def eight_bit(picture: Picture) -> Picture:

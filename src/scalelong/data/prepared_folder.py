@@ -52,6 +52,7 @@ class PreparedFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.left_behind: list[Path] = []
 
     def shard(self, name: str) -> Path:
         return self.path / f"{name}.safetensors"
@@ -70,6 +71,7 @@ class PreparedFolder:
 
     def begin(self, facts: Facts) -> Index:
         """Open the folder for these facts, or make it; raises if it holds something else."""
+        self.left_behind = list(self.path.glob(".tmp-*"))
         index = self.index()
         if index is not None:
             self.check(index.facts, facts, "choose another --out, or remove it first")
@@ -110,11 +112,12 @@ class PreparedFolder:
         return entry
 
     def finish(self, facts: Facts, entries: Mapping[str, Entry]) -> None:
-        """Write the index that makes the folder complete; what killed writers left behind goes."""
+        """Write the index that makes the folder complete; what killed writers left behind before goes."""
         self._write_index(facts, entries)
         for name in entries:
             self._entry_file(name).unlink(missing_ok=True)
-        for path in self.path.glob(".tmp-*"):
+        # Newer ones are those of processes that are still repairing their shards.
+        for path in self.left_behind:
             path.unlink(missing_ok=True)
 
     def tidy(self, names: Sequence[str]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 
 from .errors import DataError
@@ -33,19 +34,23 @@ def started(job: Job, processes: int) -> Iterator[Callable[[], bool]]:
     for other in others:
         other.start()
 
-    def at_work() -> bool:
-        if not errors.empty():
-            raise DataError(errors.get())
-        if any(other.exitcode not in (None, 0) for other in others):
-            raise DataError("one of the processes was ended; the same command goes on with what is missing")
-        return any(other.exitcode is None for other in others)
-
     try:
-        yield at_work
+        yield lambda: at_work(others, errors)
     finally:
         for other in others:
             other.terminate()
             other.join()
+
+
+def at_work(others: Sequence[BaseProcess], errors: SimpleQueue[str]) -> bool:
+    """Whether one of the processes is still at work; raises what one of them failed of."""
+    # Codes first: a process that fails says why before it ends.
+    codes = [other.exitcode for other in others]
+    if not errors.empty():
+        raise DataError(errors.get())
+    if any(code not in (None, 0) for code in codes):
+        raise DataError("one of the processes was ended; the same command goes on with what is missing")
+    return None in codes
 
 
 def take_share(job: Job, share: Share, errors: SimpleQueue[str]) -> None:

@@ -23,20 +23,20 @@ FILES = {".parquet", ".zip", *TARS}
 Split = TypeVar("Split")
 
 
-def open_tables(source: str) -> dict[str, Table]:
-    """The splits of a source by name, with random access; see DataConfig.source for what a source may be."""
-    in_memory = open_in_memory(source)
+def open_tables(source: str, config: str | None = None) -> dict[str, Table]:
+    """The splits of a source by name, with random access; see DataConfig for what a source and its config may be."""
+    in_memory = open_in_memory(source, config)
     if in_memory is not None:
         return {"train": in_memory}
-    return {name: HubTable(split) for name, split in open_with_library(source, prepare).items()}
+    return {name: HubTable(split) for name, split in open_with_library(source, config, prepare).items()}
 
 
-def open_shards(source: str) -> dict[str, Shards]:
+def open_shards(source: str, config: str | None = None) -> dict[str, Shards]:
     """The splits of a source by name, to be streamed; images in files or in a zip are shards of one row each."""
-    in_memory = open_in_memory(source)
+    in_memory = open_in_memory(source, config)
     if in_memory is not None:
         return {"train": TableShards(in_memory)}
-    return open_with_library(source, stream)
+    return open_with_library(source, config, stream)
 
 
 def pick_split(splits: Mapping[str, Split], name: str, key: str) -> Split:
@@ -45,8 +45,10 @@ def pick_split(splits: Mapping[str, Split], name: str, key: str) -> Split:
     return splits[name]
 
 
-def open_in_memory(source: str) -> Table | None:
+def open_in_memory(source: str, config: str | None) -> Table | None:
     """What the `datasets` library is not needed for, or None."""
+    if config is not None and (source == DIGITS or "*" in source or Path(source).expanduser().is_file()):
+        raise DataError(f"data.config: {source!r} has no configurations to choose from; leave it out")
     if source == DIGITS:
         return digits_table()
     if source.startswith("sklearn:"):
@@ -55,16 +57,16 @@ def open_in_memory(source: str) -> Table | None:
     return zip_table(path) if path.is_file() and path.suffix == ".zip" else None
 
 
-def open_with_library(source: str, use: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def open_with_library(source: str, config: str | None, use: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """The splits that `use` makes of the builder, which knows the files and their format."""
     path = Path(source).expanduser()
     if "*" in source or path.exists():
-        return open_path(path, use)
+        return open_path(path, config, use)
     if looks_like_path(source):
         raise DataError(
             f"data.source: {source!r} was not found (looked for {os.path.abspath(path)}{neighbour_of(path)})"
         )
-    return open_hub(source, use)
+    return open_hub(source, config, use)
 
 
 def looks_like_path(source: str) -> bool:
@@ -80,13 +82,15 @@ def neighbour_of(path: Path) -> str:
     return f"; did you mean {os.path.join(path.parent, close[0])!r}?" if close else ""
 
 
-def open_path(path: Path, use: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def open_path(path: Path, config: str | None, use: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """The splits of files (all of them are `train`) or of a folder, told apart by the names in it."""
     datasets = import_datasets(str(path))
     if "*" in str(path) and not glob.glob(str(path)):
         raise DataError(f"data.source: there are no files {str(path)!r} (looked for {os.path.abspath(path)})")
     try:
-        return open_splits(datasets, use, **files_of(path))
+        return open_splits(datasets, use, name=config, **files_of(path))
+    except DataError:
+        raise
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         raise DataError(
             f"data.source: {str(path)!r} is neither a parquet file, a tar or a zip nor a folder of parquet files, tars "
@@ -101,11 +105,13 @@ def files_of(path: Path) -> dict[str, Any]:
     return {"path": "webdataset" if path.suffix in TARS else "parquet", "data_files": {"train": str(path)}}
 
 
-def open_hub(name: str, use: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def open_hub(name: str, config: str | None, use: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     datasets = import_datasets(name)
     instead = "or name a local folder or parquet file instead: --set data.source=PATH"
     try:
-        return open_splits(datasets, use, path=name)
+        return open_splits(datasets, use, name=config, path=name)
+    except DataError:
+        raise
     except ConnectionError as error:
         raise DataError(
             f"data.source: {name!r} is neither a path here nor in the cache, and the Hugging Face hub could not be "
@@ -120,9 +126,26 @@ def open_hub(name: str, use: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
 
 def open_splits(datasets: Any, use: Callable[[Any], dict[str, Any]], **where: Any) -> dict[str, Any]:
     with no_progress_bars(datasets):
-        splits = use(datasets.load_dataset_builder(**where))
+        try:
+            builder = datasets.load_dataset_builder(**where)
+        except ValueError:
+            check_config(datasets, where["path"], where["name"])
+            raise
+        splits = use(builder)
     logger.info("opened %s: %s", where, ", ".join(splits))
     return splits
+
+
+def check_config(datasets: Any, path: str, config: str | None) -> None:
+    """Raise DataError if that is why a set cannot be opened: it has no such configuration, or one must be chosen."""
+    try:
+        names = datasets.get_dataset_config_names(path)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError):
+        return
+    if config is None and len(names) > 1:
+        raise DataError(f"data.config: {path!r} has {len(names)} configurations: choose one of {', '.join(names)}")
+    if config is not None and config not in names:
+        raise DataError(f"data.config: {path!r} has no configuration {config!r}{closest_of(config, names)}")
 
 
 def prepare(builder: Any) -> dict[str, Any]:

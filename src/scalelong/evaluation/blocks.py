@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..data.prepare import WHOLE, Share
 from ..data.prepared_folder import Index, PreparedFolder
-from ..training.files import read_tensors
+from ..files import read_tensors
 from ..training.sample_folder import Progress
 from .statistics import Facts
 

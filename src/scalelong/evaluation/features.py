@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.errors import first_line
-from ..training.files import sha256_of
+from ..files import sha256_of
 from ..training.sampling import own_device
 from .feature_network import EFFICIENTNET, INCEPTION, KNOWN, FeatureError, FeatureNetwork, Resize
 from .inception import FIDInception

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..training.files import Files, to_json, write_whole
+from ..files import Files, to_json, write_whole
 from .metrics import Figure
 from .statistics import Facts
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..training.files import sha256_of, write_whole
+from ..files import sha256_of, write_whole
 
 Facts = dict[str, str | int | None]
 

@@ -71,17 +71,25 @@ def warn_if_absorbed(model: nn.Module, sites: Sequence[SkipSite], constants: Ten
     """Warn once, with the measured share, if most of a constant scaling never arrives."""
     if constants is None or constants.is_meta:
         return
-    scaled = [site for site in sites if site.absorbed and constants[site.index - 1].item() != 1]
-    if not scaled:
-        return
-    shares = [surviving_share(model, site, constants[site.index - 1].item()) for site in scaled]
-    typical = statistics.median(shares)
-    # The median: a few coefficients so small that only the norm's eps lets them through should not hide the rest.
-    if typical < MOSTLY:
+    scaled = [(site, constants[site.index - 1].item()) for site in sites if site.absorbed]
+    shares = [surviving_share(model, site, coefficient) for site, coefficient in scaled if coefficient != 1]
+    typical = mostly_absorbed(shares)
+    if typical is not None:
         warnings.warn(
-            f"{len(scaled)} of {len(sites)} skips of {type(model).__name__} enter a normalisation that cancels a "
+            f"{len(shares)} of {len(sites)} skips of {type(model).__name__} enter a normalisation that cancels a "
             f"constant: {typical:.1%} of the scaling survives it (median, on unit-variance features), the rest acts "
             'only through the shortcut beside the norm. Use where="after-norm", or method "ls"; see docs/models.md.',
             AbsorbedScalingWarning,
             stacklevel=3,
         )
+
+
+def mostly_absorbed(shares: Sequence[float]) -> float | None:
+    """The median of the surviving shares of the skips that enter a norm, if most of the scaling is lost; else None.
+
+    >>> mostly_absorbed([0.01, 0.02, 0.9]), mostly_absorbed([0.6]), mostly_absorbed([])
+    (0.02, None, None)
+    """
+    # The median: a few coefficients so small that only the norm's eps lets them through should not hide the rest.
+    typical = statistics.median(shares) if shares else 1.0
+    return typical if typical < MOSTLY else None

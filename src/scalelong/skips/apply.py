@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -14,13 +15,12 @@ from .absorb import warn_if_absorbed
 from .choose import choose_sites
 from .find import ExampleInputs, refuse_wrapped
 from .fuse import Preserved, Slice, cannot_fold, foldable_slices
-from .hooks import NormOutputHook, attached_hooks, detach_hooks, plan_hooks
+from .hooks import NAME, NormOutputHook, attached_hooks, detach_hooks, plan_hooks
 from .scaling import METHODS, SkipScaling
 from .site import SkipSite
 
 Model = TypeVar("Model", bound=nn.Module)
 Method = str | type[SkipScaling] | SkipScaling
-NAME = "skip_scaling"
 
 
 def scale_skips(
@@ -59,7 +59,8 @@ def scale_skips(
         return unscale_skips(model)
     check_scaling(scaling, chosen)
     planned = [pair for site in chosen for pair in plan_hooks(network, site, scaling, where)]
-    preserved = plan_preservation(network, chosen, scaling, where) if preserve else []
+    with weights_restored(model):
+        preserved = plan_preservation(network, chosen, scaling, where) if preserve else []
     if where == "input":
         warn_if_absorbed(network, chosen, scaling.constants())
     scaling.sign([site.index for site in chosen], where)
@@ -77,10 +78,8 @@ def scale_skips(
 def unscale_skips(model: Model) -> Model:
     """Remove the scaling; the model computes to the bit what it did before. Does nothing on an unscaled model."""
     refuse_foreign(model)
-    for network, scaling in scaled_networks(model):
-        constants = scaling.constants()
-        for part in {id(part): part for _, hook in attached_hooks(network) for part in hook.preserved}.values():
-            part.restore(network, part.coefficient if constants is None else constants[part.index - 1].item())
+    restore_weights(model)
+    for network, _ in scaled_networks(model):
         remove(network)
     return model
 
@@ -107,8 +106,42 @@ def fuse_skips(model: Model) -> Model:
 
 def scaled_networks(model: nn.Module) -> list[tuple[nn.Module, SkipScaling]]:
     """The modules at or below `model` that hold a scaling, with it."""
-    held = [(module, module._modules.get(NAME)) for module in model.modules()]
-    return [(module, scaling) for module, scaling in held if isinstance(scaling, SkipScaling)]
+    held = [(module, held_scaling(module)) for module in model.modules()]
+    return [(module, scaling) for module, scaling in held if scaling is not None]
+
+
+def held_scaling(network: nn.Module) -> SkipScaling | None:
+    """The network's scaling, if it has one; of the copies that peft trains (`modules_to_save`) the one in use."""
+    held: Any = network._modules.get(NAME)
+    copies, active = getattr(held, "modules_to_save", {}), getattr(held, "active_adapters", ())
+    held = next((copies[adapter] for adapter in active if adapter in copies), held)
+    return held if isinstance(held, SkipScaling) else None
+
+
+def restore_weights(model: nn.Module) -> None:
+    """Undo the divisions of `preserve=True`."""
+    for network, scaling, part in preserved_weights(model):
+        constants = scaling.constants()
+        part.restore(network, part.coefficient if constants is None else constants[part.index - 1].item())
+
+
+@contextmanager
+def weights_restored(model: nn.Module) -> Iterator[None]:
+    """The model with the weights it has when unscaled, for a while: what an earlier `preserve=True` divided is back."""
+    divided = [(part.part.of(network), part.part.of(network).clone()) for network, _, part in preserved_weights(model)]
+    restore_weights(model)
+    try:
+        yield
+    finally:
+        for weights, values in divided:
+            weights.copy_(values)
+
+
+def preserved_weights(model: nn.Module) -> Iterator[tuple[nn.Module, SkipScaling, Preserved]]:
+    """Every weight slice that an earlier `preserve=True` divided, once, with its network and scaling."""
+    for network, scaling in scaled_networks(model):
+        for part in {id(part): part for _, hook in attached_hooks(network) for part in hook.preserved}.values():
+            yield network, scaling, part
 
 
 def remove(network: nn.Module) -> None:
@@ -193,14 +226,14 @@ def check_scaling(scaling: SkipScaling, sites: Sequence[SkipSite]) -> None:
 
 def refuse_taken_name(network: nn.Module) -> None:
     own = network._modules.get(NAME)
-    if hasattr(type(network), NAME) or (own is not None and not isinstance(own, SkipScaling)):
+    if hasattr(type(network), NAME) or (own is not None and held_scaling(network) is None):
         raise ValueError(f"{type(network).__name__} already has an attribute {NAME!r} of its own, which scaling needs.")
 
 
 def refuse_foreign(model: nn.Module) -> None:
     """Raise if the skips are scaled through a module that holds this one, whose scaling is not ours to remove."""
-    own = [scaling for _, scaling in scaled_networks(model)]
-    if any(all(hook.scaling is not scaling for scaling in own) for _, hook in attached_hooks(model)):
+    own = [network for network, _ in scaled_networks(model)]
+    if any(hook.network not in own for _, hook in attached_hooks(model)):
         raise ValueError(
             f"the skips of {type(model).__name__} are already scaled through another module, which holds it. "
             "Call unscale_skips there first, so that the scaling is not applied twice."

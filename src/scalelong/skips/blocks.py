@@ -8,13 +8,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from .buffers import KeptBuffers
 from .find import refuse_wrapped
+from .held import NetworkHook
 
 Model = TypeVar("Model", bound=nn.Module)
 NAME = "block_scaling"
 
 
-class BlockScaling(nn.Module):
+class BlockScaling(KeptBuffers):
     """One factor per residual branch, x + factor·f(x): the constant tau, or learnable from 0 (ReZero)."""
 
     def __init__(self, branches: int, tau: float | None) -> None:
@@ -22,17 +24,18 @@ class BlockScaling(nn.Module):
         if tau is None:
             self.factors = nn.Parameter(torch.zeros(branches))
         else:
-            self.register_buffer("factors", torch.full((branches,), float(tau)))
+            self.register_buffer("factors", torch.full((branches,), float(tau), device="cpu"))
 
 
-class BranchHook:
-    """Forward hook on a residual branch. An object, not a closure, so that deep copies stay independent."""
+class BranchHook(NetworkHook):
+    """Forward hook on a residual branch."""
 
-    def __init__(self, scaling: BlockScaling, branch: int) -> None:
-        self.scaling, self.branch = scaling, branch
+    def __init__(self, network: nn.Module, scaling: BlockScaling, branch: int) -> None:
+        super().__init__(network, NAME, scaling)
+        self.branch = branch
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output * self.scaling.factors[self.branch]
+        return output * self.held.factors[self.branch]
 
 
 def scale_blocks(model: Model, method: str, *, tau: float | None = None) -> Model:
@@ -44,7 +47,8 @@ def scale_blocks(model: Model, method: str, *, tau: float | None = None) -> Mode
     scaling = BlockScaling(len(branches), tau).to(next(model.parameters()).device)
     model.add_module(NAME, scaling)
     for number, branch in enumerate(branches):
-        branch.register_forward_hook(BranchHook(scaling, number))
+        hook = BranchHook(model, scaling, number)
+        hook.handle = branch.register_forward_hook(hook)
     return model
 
 

@@ -112,7 +112,7 @@ def inner_resnet(resnet: Any) -> tuple[Any, str]:
 def tuple_sites(blocks: list[Any], name: str, trunk: int) -> Iterator[Fields]:
     """Sites of up blocks that pop one item of a tuple before each of their resnets."""
     for i, block in enumerate(blocks):
-        uses_last_item_only = type(block).__name__.startswith("K")
+        uses_last_item_only = is_a(block, "KUpBlock2D", "KCrossAttnUpBlock2D")
         for j, resnet in enumerate(block.resnets):
             inner, below = inner_resnet(resnet)
             total = getattr(inner, "in_channels", None) or inner.channels

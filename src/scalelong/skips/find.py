@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .families import FAMILIES, Fields, Rule
-from .hooks import hooks_detached
+from .hooks import hooks_detached, in_data_parallel
 from .site import SkipSite, number_from_innermost
 from .trace import trace_skips
 
@@ -92,6 +92,8 @@ def refuse_wrapped(model: nn.Module) -> None:
     refuse_other_objects(model)
     for module in model.modules():
         names = {kind.__name__ for kind in type(module).__mro__}
+        if "DataParallel" in names:
+            raise in_data_parallel(type(model).__name__)
         wrapper = next((label for name, label in WRAPPERS.items() if name in names), None)
         if wrapper is None and getattr(module, "_compiled_call_impl", None) is not None:
             wrapper = "torch.compile"

@@ -64,7 +64,9 @@ def foldable_slices(model: nn.Module, site: SkipSite, where: str) -> list[Slice]
     if site.joined is None and site.readers:
         raise cannot_fold(site, "its site does not say where in its readers' input it lies; give it joined=")
     if site.joined is None:
-        raise cannot_fold(site, "it is added to the trunk, not concatenated, so no weight reads it alone")
+        raise cannot_fold(
+            site, "it is added to the trunk, or changed before it is concatenated, so no weight reads it alone"
+        )
     if not site.readers:
         raise cannot_fold(site, "something other than a Linear or convolution reads it, or its readers are unknown")
     return [part for reader in site.readers for part in reader_slices(model, site, site.joined, reader, where)]

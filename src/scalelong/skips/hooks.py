@@ -1,8 +1,4 @@
-"""The hooks that multiply a skip where it enters the network.
-
-Hooks are objects that hold a site and the scaling module, not closures: a deep copy of the model then copies them
-together with its scaling module, so that an EMA copy never calls the original's.
-"""
+"""The hooks that multiply a skip where it enters the network."""
 
 from __future__ import annotations
 
@@ -16,33 +12,44 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .fuse import Preserved
+from .held import NetworkHook
 from .scaling import SkipScaling
 from .site import Argument, Channels, SkipSite, is_norm
 
+NAME = "skip_scaling"
 
-class SkipHook(ABC):
+
+class SkipHook(NetworkHook, ABC):
     """What every hook knows: the site it serves, the scaling that chooses its coefficient, and how it is called."""
 
-    def __init__(self, site: SkipSite, scaling: SkipScaling, entry: Argument | Channels, parameters: list[str]) -> None:
+    def __init__(
+        self, network: nn.Module, scaling: SkipScaling, site: SkipSite, entry: Argument | Channels, reads: nn.Module
+    ) -> None:
+        super().__init__(network, NAME, scaling)
         self.site = site
-        self.scaling = scaling
         self.entry = entry
-        self.parameters = parameters
+        self.parameters = forward_parameters(reads)
         self.preserved: list[Preserved] = []
 
-    @abstractmethod
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
         """Called by torch before (or, with the output, after) the forward of the module it is attached to."""
+        if getattr(module, "_is_replica", False):
+            raise in_data_parallel(type(module).__name__)
+        return self.scale(module, args, kwargs, *output)
+
+    @abstractmethod
+    def scale(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+        """The arguments, or the output, with the skip scaled."""
 
     def attach(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(self, with_kwargs=True)
+        self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
 
     def first_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         return args[0] if args else kwargs[self.parameters[0]]
 
     def coefficient(self, skip: Tensor) -> Tensor:
         # Called as a module, so that offloading, sharding and adapters of its parameters take part.
-        coefficient = self.scaling(self.site.index, skip)
+        coefficient = self.held(self.site.index, skip)
         if not isinstance(coefficient, Tensor):
             return skip.new_tensor(coefficient)
         # A 0-dim tensor does not promote a half-precision skip, and keeps the coefficient's own precision.
@@ -58,7 +65,7 @@ class ArgumentHook(SkipHook):
 
     entry: Argument
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+    def scale(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
         name, position = self.entry.name, self.entry.position
         if name is not None and name in kwargs:
             return args, kwargs | {name: self.scaled(kwargs[name])}
@@ -86,7 +93,7 @@ class ChannelsHook(SkipHook):
 
     entry: Channels
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+    def scale(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
         joined = self.first_input(args, kwargs)
         scaled = scale_channels(joined, self.of_joined(joined, self.entry), self.entry)
         if args:
@@ -100,11 +107,18 @@ class NormOutputHook(SkipHook):
     entry: Channels
 
     def attach(self, module: nn.Module) -> None:
-        module.register_forward_hook(self, with_kwargs=True)
+        self.handle = module.register_forward_hook(self, with_kwargs=True)
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
+    def scale(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
         joined = self.first_input(args, kwargs)
         return scale_channels(output[0], self.of_joined(joined, self.entry), self.entry)
+
+
+def in_data_parallel(name: str) -> ValueError:
+    return ValueError(
+        f"{name} is wrapped by DataParallel, whose replicas would all use the scaling on the first device. "
+        "Wrap the scaled model in DistributedDataParallel instead, with one process per device."
+    )
 
 
 def scale_channels(joined: Tensor, coefficient: Tensor, channels: Channels) -> Tensor:
@@ -125,7 +139,7 @@ def plan_hooks(model: nn.Module, site: SkipSite, scaling: SkipScaling, where: st
     if where == "input" or nothing_absorbs:
         kind = ArgumentHook if isinstance(site.entry, Argument) else ChannelsHook
         module = model.get_submodule(site.consumer)
-        return [(module, kind(site, scaling, site.entry, forward_parameters(module)))]
+        return [(module, kind(model, scaling, site, site.entry, module))]
     if site.joined is None or not site.readers:
         raise ValueError(
             f'where="after-norm" needs to know what reads skip {site.index} at {site.consumer!r}, which its site does '
@@ -135,7 +149,7 @@ def plan_hooks(model: nn.Module, site: SkipSite, scaling: SkipScaling, where: st
     for reader in site.readers:
         module = model.get_submodule(reader)
         kind = NormOutputHook if is_norm(module) else ChannelsHook
-        planned.append((module, kind(site, scaling, site.joined, forward_parameters(module))))
+        planned.append((module, kind(model, scaling, site, site.joined, module)))
     return planned
 
 

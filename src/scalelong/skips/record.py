@@ -64,6 +64,8 @@ class Value:
     shape: torch.Size
     call: Call | None
     parts: tuple[Part, ...] = ()
+    order: tuple[int, ...] = ()
+    """The input's dimensions in the order of the output's, of an operation that only reorders them."""
 
 
 @dataclass
@@ -103,20 +105,27 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = self.numbers_of((args, kwargs))
         operation = func.overloadpacket.__name__
-        parts = self.parts_of(operation, args, kwargs)
+        parts, order = self.parts_of(operation, args, kwargs), order_of(operation, args)
         output = func(*args, **kwargs)
         # What depends on no input of the model (positions, masks …) is a constant and gets no number.
         if inputs:
             for tensor in tensors_in(output):
-                self.number(tensor, operation, inputs, parts)
+                self.number(tensor, operation, inputs, parts, order)
         return output
 
-    def number(self, tensor: Tensor, operation: str, inputs: Sequence[int] = (), parts: tuple[Part, ...] = ()) -> None:
+    def number(
+        self,
+        tensor: Tensor,
+        operation: str,
+        inputs: Sequence[int] = (),
+        parts: tuple[Part, ...] = (),
+        order: tuple[int, ...] = (),
+    ) -> None:
         values = self.record.values
         ancestors = 0
         for value in self.carried(operation, inputs):
             ancestors |= self.record.lineage(value)
-        values.append(Value(operation, tuple(inputs), ancestors, tensor.shape, self.call, parts))
+        values.append(Value(operation, tuple(inputs), ancestors, tensor.shape, self.call, parts, order))
         self.numbers[tensor] = len(values) - 1
         # Writing into a slice changes the tensor that was sliced, too.
         if operation.endswith("_") and tensor._base is not None:
@@ -177,6 +186,17 @@ class Recorder(TorchDispatchMode):
             call.end = len(self.record.values)
             if call.module is module:
                 return
+
+
+def order_of(operation: str, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """How a permute or a transpose reorders the dimensions; empty for all else."""
+    if operation not in ("permute", "transpose"):
+        return ()
+    order = list(range(args[0].ndim))
+    if operation == "permute":
+        return tuple(order[dim] for dim in args[1])
+    order[args[1]], order[args[2]] = order[args[2]], order[args[1]]
+    return tuple(order)
 
 
 def record_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:

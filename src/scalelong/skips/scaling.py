@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .buffers import KeptBuffers
 from .gates import ACTIVATIONS, Gate, InstanceEnhance, SqueezeExcite, pool_all_but
 from .site import SkipSite
 
 
-class SkipScaling(nn.Module, ABC):
+class SkipScaling(KeptBuffers, ABC):
     """Chooses the coefficient of every long skip; its parameters and buffers live in the scaled model's state dict.
 
     >>> class Halve(SkipScaling):
@@ -31,7 +32,8 @@ class SkipScaling(nn.Module, ABC):
     def __init__(self, sites: Sequence[SkipSite]) -> None:
         super().__init__()
         self.num_skips = innermost(sites)
-        self.register_buffer("signature", torch.zeros(0, dtype=torch.uint8, device="cpu"))
+        self.signed_as = ""
+        self.register_buffer("signature", as_signature(self.signed_as))
 
     @abstractmethod
     def coefficient(self, index: int, skip: Tensor) -> Tensor | float:
@@ -50,8 +52,8 @@ class SkipScaling(nn.Module, ABC):
 
     def sign(self, indices: Sequence[int], where: str) -> None:
         """Write into the state dict, as text, which skips are scaled, how and where."""
-        text = f"{self.settings()} {where} skips {','.join(map(str, sorted(indices)))}"
-        self.signature = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+        self.signed_as = f"{self.settings()} {where} skips {','.join(map(str, sorted(indices)))}"
+        self.signature = as_signature(self.signed_as)
 
     def _load_from_state_dict(
         self,
@@ -63,17 +65,25 @@ class SkipScaling(nn.Module, ABC):
         unexpected_keys: Any,
         error_msgs: list[str],
     ) -> None:
-        theirs, ours = signed(state_dict.get(f"{prefix}signature")), signed(self.signature)
-        if theirs is not None and ours is not None and theirs != ours:
+        theirs, ours = text_of(state_dict.get(f"{prefix}signature")), self.signed_as
+        if theirs is not None and theirs != ours:
             error_msgs.append(f"the weights were scaled as {theirs!r}, this model as {ours!r}: scale it alike")
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
 
-def signed(signature: Tensor | None) -> str | None:
+def as_signature(text: str) -> Tensor:
+    """The text's bytes, as a tensor that any checkpoint can hold."""
+    # Floats: an average of weights that takes buffers along rounds integers down at each step, and cannot have bools.
+    return torch.tensor(list(text.encode()), dtype=torch.float32, device="cpu")
+
+
+def text_of(signature: Tensor | None) -> str | None:
     """The text of a signature, unless there is none or it has no values."""
-    return None if signature is None or signature.is_meta else bytes(signature.tolist()).decode(errors="replace")
+    if signature is None or signature.is_meta:
+        return None
+    return bytes(signature.round().clamp(0, 255).to(torch.uint8).tolist()).decode(errors="replace")
 
 
 def constant_coefficients(num_skips: int, kappa: float) -> Tensor:
@@ -131,6 +141,7 @@ class CSReversed(ConstantScaling):
 
     def __init__(self, sites: Sequence[SkipSite], kappa: float = 0.7, num_skips: int | None = None) -> None:
         curve = constant_coefficients((num_skips or innermost(sites)) + 1, as_kappa(kappa))
+        require(curve[-1].item() > 0, f"kappa={kappa} is so small that the outermost coefficient becomes 0")
         super().__init__(sites, curve[1:].flip(0)[: innermost(sites)].contiguous())
 
 
@@ -154,14 +165,16 @@ class LearnedKappa(SkipScaling):
     def __init__(self, sites: Sequence[SkipSite], init: float = 0.7) -> None:
         super().__init__(sites)
         # kappa = exp(-|decay|) reaches 1 without a sigmoid's vanishing gradient, and bounces back from it.
-        self.decay = nn.Parameter(torch.tensor(-math.log(as_kappa(init, "init")), dtype=torch.float32))
+        # One number with a dimension of its own: fully_shard refuses parameters that have none.
+        self.decay = nn.Parameter(torch.tensor([-math.log(as_kappa(init, "init"))], dtype=torch.float32))
 
     @property
     def kappa(self) -> Tensor:
         return torch.exp(-self._size())
 
     def _size(self) -> Tensor:
-        return torch.where(self.decay < 0, -self.decay, self.decay)
+        decay = self.decay[0]
+        return torch.where(decay < 0, -decay, decay)
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
         return torch.exp(-(index - 1) * self._size())

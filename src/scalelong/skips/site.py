@@ -75,7 +75,7 @@ class SkipSite:
     readers: tuple[str, ...] = ()
     """Paths of the modules that first read the joined features (all of them, or none if unknown)."""
     joined: Channels | None = None
-    """Where the skip lies in what the readers see; None if it was added rather than concatenated."""
+    """Where the skip lies in what the readers see; None if it was added, or changed before it was concatenated."""
 
     def __post_init__(self) -> None:
         if self.index < 1:

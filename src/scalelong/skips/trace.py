@@ -9,11 +9,16 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from .discover import Join, call_of, long_skips, way_between
+from .fuse import LINEAR, runs_as
 from .record import Call, Record, record_forward
 from .site import Argument, Channels, SkipSite, is_norm, number_from_innermost
 
 COPIES = ("clone", "_to_copy", "mul", "div")
+CROPS = (*COPIES, "slice", "alias")
 LAYOUTS = (*COPIES, "permute", "transpose")
+# The layers whose channels are the last dimension, and those that have them behind the batch.
+CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
+CHANNELS_FIRST = (*LINEAR[1:], nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 Entry = tuple[Call, Argument | Channels]
 
@@ -46,16 +51,42 @@ def site_of(record: Record, join: Join) -> dict[str, Any]:
     """Fields of the join's `SkipSite`, without its index."""
     paths = module_paths(record)
     consumer, entry = find_entry(record, join)
-    # What reads a sum reads the trunk as well, in the same channels: no coefficient can be moved there.
-    readers = find_readers(record, join.result) if join.channels is not None else []
+    value = join.skip if isinstance(entry, Channels) else call_values(consumer)[entry]
+    reading = find_readings(record, join)
+    unchanged = arrives_unchanged(record, value, join)
+    alone = isinstance(entry, Channels) or only_joined(record, consumer, value, join)
+    readers = readers_of(record, join, reading) if unchanged and alone else []
     return {
         "consumer": paths[consumer.module],
         "entry": entry,
-        "width": record.values[join.skip].shape[1],
-        "absorbed": any(is_norm(reader) for reader in readers),
+        "width": record.values[value].shape[1],
+        "absorbed": any(is_norm(call.module) for call in reading) or normalised_between(record, value, join.skip),
         "readers": tuple(paths[reader] for reader in readers),
-        "joined": join.channels,
+        "joined": join.channels if unchanged else None,
     }
+
+
+def arrives_unchanged(record: Record, value: int, join: Join) -> bool:
+    """Whether what enters is what is concatenated, at most cropped, cast or multiplied by a constant on its way."""
+    if join.channels is None:
+        return False
+    dim, way = join.channels.dim, [record.values[n] for n in way_between(record, value, join.skip)]
+    plain = all(step.operation in CROPS and len(step.inputs) == 1 for step in way)
+    return plain and all(step.shape[dim] == record.values[value].shape[dim] for step in way)
+
+
+def only_joined(record: Record, consumer: Call, value: int, join: Join) -> bool:
+    """Whether nothing in the consumer's call reads what enters there beside the join, so that its readers are all."""
+    way = {value, *way_between(record, value, join.skip)}
+    inside = range(consumer.start, consumer.end)
+    return all(n in way or n == join.result or way.isdisjoint(record.values[n].inputs) for n in inside)
+
+
+def normalised_between(record: Record, value: int, later: int) -> bool:
+    """Whether a norm received the value, or what was made of it, on the way to the later one."""
+    way = list(way_between(record, value, later))
+    calls = {call for n in way for call in call_of(record, n).outward()}
+    return any(normalises(call.module) and call.received({value, *way}) for call in calls)
 
 
 def module_paths(record: Record) -> dict[nn.Module, str]:
@@ -148,25 +179,61 @@ def readings(record: Record, features: set[int]) -> Iterator[Call]:
             yield call_of(record, number)
 
 
-def find_readers(record: Record, result: int) -> list[nn.Module]:
-    """The leaf modules and norms that read the joined features first, in the model's order; empty if others do, too."""
-    features = copies_of(record, result, LAYOUTS)
-    found = {reader_in(call, features) for call in readings(record, features)}
-    return [module for module in record.model.modules() if module in found] if None not in found else []
+def find_readings(record: Record, join: Join) -> list[Call]:
+    """The calls of leaf modules and norms that read the joined features first; empty if anything else does, too."""
+    # What reads a sum reads the trunk as well, in the same channels: no coefficient can be moved there.
+    if join.channels is None:
+        return []
+    features = copies_of(record, join.result, LAYOUTS)
+    found = [reader_in(call, features) for call in readings(record, features)]
+    return [call for call in found if call is not None] if None not in found else []
 
 
-def reader_in(call: Call, features: set[int]) -> nn.Module | None:
-    """The norm, else the leaf module, that received the features and reads them in this innermost call."""
+def readers_of(record: Record, join: Join, reading: list[Call]) -> list[nn.Module]:
+    """The modules that read, in the model's order; empty if the skip does not lie in their channels."""
+    features = copies_of(record, join.result, LAYOUTS)
+    received = [(call.module, given.value) for call in reading for given in call.given if given.value in features]
+    if not all(reads_channels(record, join, module, value) for module, value in received):
+        return []
+    # A hook on a norm, or on the shortcut beside it, finds the skip where it was joined, not where it was moved.
+    moved = any(channel_dim(record, join, value) != channel_dim(record, join, join.result) for _, value in received)
+    if moved and any(is_norm(module) for module, _ in received):
+        return []
+    found = {module for module, _ in received}
+    return [module for module in record.model.modules() if module in found]
+
+
+def reads_channels(record: Record, join: Join, module: nn.Module, value: int) -> bool:
+    """Whether the joined channels are those of the layer that reads them; one that torch does not know is believed."""
+    dim, last = channel_dim(record, join, value), len(record.values[value].shape) - 1
+    if runs_as(module, CHANNELS_LAST):
+        return dim == last
+    return dim == 1 or not runs_as(module, CHANNELS_FIRST)
+
+
+def channel_dim(record: Record, join: Join, number: int) -> int:
+    """The dimension that holds the joined channels in a copy of the joined features."""
+    assert join.channels is not None, "a sum has no channels of its own"
+    value = record.values[number]
+    if number == join.result:
+        return join.channels.dim % len(value.shape)
+    before = channel_dim(record, join, value.inputs[0])
+    return value.order.index(before) if value.order else before
+
+
+def reader_in(call: Call, features: set[int]) -> Call | None:
+    """The call of the norm, else leaf module, that received the features and reads them in this innermost call."""
     receiving = [outer for outer in call.outward() if outer.received(features)]
-    # A block with a convolution is more than a norm, whatever its name (ResnetBlockCondNorm2D of diffusers).
-    norms = [outer.module for outer in receiving if is_norm(outer.module) and not convolves(outer.module)]
+    norms = [outer for outer in receiving if normalises(outer.module)]
     if norms:
         return norms[-1]
-    return call.module if call in receiving and not any(call.module.children()) else None
+    return call if call in receiving and not any(call.module.children()) else None
 
 
-def convolves(module: nn.Module) -> bool:
-    return any(isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for part in module.modules())
+def normalises(module: nn.Module) -> bool:
+    # A block with a convolution is more than a norm, whatever its name (ResnetBlockCondNorm2D of diffusers).
+    convolves = any(isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for part in module.modules())
+    return is_norm(module) and not convolves
 
 
 def refuse_shared(record: Record, consumer: Call, entry: Argument | Channels) -> NoReturn:
