@@ -29,7 +29,7 @@ from run_cases import free_port, make_trainer, run_tiny, tiny
 from safetensors.torch import save_file
 
 from scalelong.data import Batch
-from scalelong.evaluation import Evaluator
+from scalelong.evaluation import Evaluator, periodic
 from scalelong.stability.monitor import SkipMonitor
 from scalelong.stability.readings import storable
 from scalelong.training import read_metrics
@@ -103,13 +103,13 @@ def keep_readings(plan: dict[str, Any], rank: int) -> None:
 
 def measure_slowly(seconds: float) -> None:
     """Let the figures of an evaluation take this long, and a collective fail after half of it."""
-    measure = Evaluator.measure
+    measure = periodic.measure
 
-    def late(*arguments: Any) -> Any:
+    def late(*arguments: Any, **options: Any) -> Any:
         time.sleep(seconds)
-        return measure(*arguments)
+        return measure(*arguments, **options)
 
-    Evaluator.measure = late
+    periodic.measure = late
     torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=seconds / 2)
 
 
