@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 
 from scalelong.cli.commands import app
 from scalelong.data import Batch
-from scalelong.evaluation import Evaluator
+from scalelong.evaluation import Evaluator, periodic
 from scalelong.stability.monitor import SkipMonitor
 from scalelong.stability.readings import with_nulls
 from scalelong.training import Run, due
@@ -179,8 +179,8 @@ def keep_readings(plan: dict[str, Any], rank: int) -> None:
 
 def measure_slowly(seconds: float) -> None:
     """Let a grid and the figures of an evaluation take this long, and a collective fail after less."""
-    for owner, name in ((due, "draw"), (Evaluator, "measure")):
-        setattr(owner, name, delayed(getattr(owner, name), seconds))
+    for module, name in ((due, "draw"), (periodic, "measure")):
+        setattr(module, name, delayed(getattr(module, name), seconds))
     torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=0.7 * seconds)
 
 

@@ -16,7 +16,8 @@ from run_cases import assert_same_run, final_tensors, in_processes, lasting_metr
 from test_resume import SignalAt
 from torch import Tensor, nn
 
-from scalelong.evaluation import Evaluator, NotComparable, Plan, compare, evaluate_run, periodic, read_evaluations
+from scalelong.evaluation import Evaluator, NotComparable, Plan, evaluate_run, periodic, read_evaluations
+from scalelong.evaluation.results import check_comparable
 from scalelong.training import Display, Result, Run, build_model
 from scalelong.training.conditions import NOTHING, conditioning_of
 
@@ -123,11 +124,9 @@ def test_what_sharded_weights_draw_says_their_precision(tmp_path: Path) -> None:
     config = tiny(*EVALUATED, "training.precision=bf16")
     granted = (conditioning_of(config), NOTHING)
     alone, sharded = (Evaluator.open(config, tmp_path, granted, together=flag) for flag in (False, True))
-    features = alone.network(torch.randint(255, (40, 1, 8, 8)).byte())
-    found = [one.measure(features, 2, "ema") for one in (alone, sharded)]
-    assert [one.facts["precision"] for one in found] == ["fp32", "bf16"]
+    assert [one.facts()["precision"] for one in (alone, sharded)] == ["fp32", "bf16"]
     with pytest.raises(NotComparable, match="the precision of the drawing is 'fp32' and 'bf16'"):
-        compare(*found)
+        check_comparable(alone.facts(), sharded.facts())
 
 
 def test_blocks_that_another_step_left_behind_are_not_taken_for_its_own(

@@ -81,7 +81,7 @@ def evaluate_network(
     blocks = (range(start, min(start + BLOCK, images)) for start in range(0, images, BLOCK))
     features = torch.cat([features_of(artist, network, block) for block in blocks])
     facts = result_facts(config, network, reference, images)
-    return Evaluation(facts, figures_of(features, reference, network.distance), step, weights, seed)
+    return measure(features, reference, network, facts, step=step, weights=weights, seed=seed)
 
 
 def features_of(
@@ -113,8 +113,8 @@ def evaluate_run(
     for weights in plan.weights:
         features = job.features(weights, share, report)
         if features is not None and reference is not None and facts is not None:
-            figures = figures_of(features, reference, job.network.distance)
-            found.append(Evaluation(facts, figures, job.checkpoint.step, weights, plan.seed))
+            which = {"step": job.checkpoint.step, "weights": weights, "seed": plan.seed}
+            found.append(measure(features, reference, job.network, facts, **which))
     if found:
         record(job.run.folder, found)
     return found
@@ -178,6 +178,20 @@ class Job:
     def _artist(self, weights: Weights) -> Artist:
         model = load_network(self.config, self.checkpoint, weights, compile=self.plan.compile)
         return Artist(model, self.config, *conditions_of(self.config, Wish()), self.plan.seed)
+
+
+def measure(
+    features: Tensor,
+    reference: Reference,
+    network: FeatureNetwork,
+    facts: Facts,
+    *,
+    step: int,
+    weights: Weights,
+    seed: int = 0,
+) -> Evaluation:
+    """The result of images' features. Shape: (N, D)."""
+    return Evaluation(facts, figures_of(features, reference, network.distance), step, weights, seed)
 
 
 def figures_of(features: Tensor, reference: Reference, distance: str) -> dict[str, Figure]:

@@ -23,7 +23,7 @@ from ..training.run import replace_text
 from ..training.sample_folder import wait_until
 from ..training.sampling import BATCH, Artist, fixed
 from .blocks import BLOCK, Blocks
-from .evaluate import features_of, figures_of
+from .evaluate import features_of, measure
 from .facts import result_facts
 from .feature_network import FeatureNetwork
 from .features import load_features
@@ -31,7 +31,7 @@ from .metrics import check_libraries
 from .progress import Report, unseen
 from .references import await_reference
 from .results import Evaluation, forget_after, record
-from .statistics import Reference
+from .statistics import Facts, Reference
 
 EXCHANGE = ".evaluation"
 
@@ -99,16 +99,16 @@ class Evaluator:
             return None if content is None else Evaluation.from_json(content)
         found = None
         if features is not None:
-            found = self.measure(features, step, weights)
+            found = measure(features, self.reference, self.network, self.facts(), step=step, weights=weights)
             record(self.folder, [found])
         self.exchange.mkdir(exist_ok=True)
         replace_text(outcome, json.dumps(None if found is None else asdict(found)))
         return found
 
-    def measure(self, features: Tensor, step: int, weights: Weights) -> Evaluation:
-        """The figures of all images' features. Shape: (N, D)."""
-        facts = result_facts(self.config, self.network, self.reference, len(features), precision=self.precision)
-        return Evaluation(facts, figures_of(features, self.reference, self.network.distance), step, weights)
+    def facts(self) -> Facts:
+        """Those of every result."""
+        images = self.config.evaluation.images
+        return result_facts(self.config, self.network, self.reference, images, precision=self.precision)
 
     @property
     def precision(self) -> str:
