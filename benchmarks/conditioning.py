@@ -22,12 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalelong.data import ImageSet, load_images
-from scalelong.training import Config, Run
-from scalelong.training.build import build_process
-from scalelong.training.conditions import conditioning_of, spread_labels
+from scalelong.recipes import Config
+from scalelong.recipes.build import build_process
+from scalelong.recipes.conditions import conditioning_of, spread_labels
+from scalelong.recipes.inputs import open_inputs
+from scalelong.runs import Run
+from scalelong.runs.network import load_network
+from scalelong.sampling.draw import draw, with_sampling
 from scalelong.training.heldout import HeldOut
-from scalelong.training.inputs import open_inputs
-from scalelong.training.sampling import draw, load_network, with_sampling
 
 
 def main() -> None:

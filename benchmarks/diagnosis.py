@@ -26,9 +26,11 @@ from typing import Any
 import torch
 from planted import PLANTS, Planted, plant_all
 
+from scalelong.recipes import load_recipe
+from scalelong.runs import read_metrics
 from scalelong.stability.diagnosis import Diagnosis
 from scalelong.stability.monitor import SkipMonitor
-from scalelong.training import TrainingDiverged, load_recipe, read_metrics, train
+from scalelong.training import TrainingDiverged, train
 from scalelong.training.display import Silent
 
 LAST = 30

@@ -36,10 +36,10 @@ from workload import Case, recipe
 
 from scalelong.diffusion.solvers import solver_indices
 from scalelong.process import keep_freed_memory
-from scalelong.training import Config, build_model, build_process
-from scalelong.training.conditions import Conditioning, conditioning_of, spread_labels
-from scalelong.training.layout import lay_out
-from scalelong.training.sampling import Artist, with_sampling
+from scalelong.recipes import Config, build_model, build_process
+from scalelong.recipes.build import lay_out
+from scalelong.recipes.conditions import Conditioning, conditioning_of, spread_labels
+from scalelong.sampling.draw import Artist, with_sampling
 
 UVIT = {"kind": "uvit", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4}
 UNET = {"kind": "unet", "sample_size": 32, "block_out_channels": (32, 64, 64), "depth": 1, "attention": (8,)}

@@ -44,10 +44,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from workload import CASES, Case, plain_loop, recipe
 
+from scalelong.devices import best_device
 from scalelong.process import keep_freed_memory
-from scalelong.training import Display, Run, Trainer, train
-from scalelong.training.engine import best_device, resolve_precision
-from scalelong.training.resume import Start
+from scalelong.runs import Run
+from scalelong.runs.resume import Start
+from scalelong.training import Display, Trainer, train
+from scalelong.training.engine import resolve_precision
 
 SPEEDUP_GOAL, WAIT_GOAL, GROWTH_GOAL = 1.1, 0.02, 0.01
 SWITCHES = ("channels_last", "compile")

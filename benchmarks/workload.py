@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from scalelong.data import load_images
 from scalelong.diffusion import noise_predictor
-from scalelong.training import Config, build_model, build_process
+from scalelong.recipes import Config, build_model, build_process
 
 
 @dataclass(frozen=True)

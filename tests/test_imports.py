@@ -18,32 +18,27 @@ OPTIONAL = {
 }
 
 BASE = {"skips", "models", "diffusion", "data"}
-EVERYTHING = BASE | {
-    "files",
-    "process",
-    "sessions",
-    "training",
-    "evaluation",
-    "stability",
-    "comparison",
-    "report",
-    "cli",
-    "__init__",
-}
+RUNS = BASE | {"files", "devices", "recipes", "runs"}
+TRAINER = RUNS | {"sampling", "training"}
+EVERYTHING = TRAINER | {"process", "sessions", "evaluation", "stability", "comparison", "report", "cli", "__init__"}
 
 # The packages of ours that each one may import, besides itself.
 ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "process": set(),
     "sessions": set(),
+    "devices": set(),
     "skips": set(),
     "models": set(),
     "diffusion": set(),
     "data": {"files"},
-    "training": BASE | {"files"},
-    "evaluation": BASE | {"files", "training"},
-    "stability": BASE | {"files", "training"},
-    "comparison": BASE | {"process", "files", "sessions", "training", "evaluation", "stability"},
+    "recipes": BASE,
+    "runs": RUNS,
+    "sampling": RUNS,
+    "training": TRAINER,
+    "evaluation": TRAINER,
+    "stability": TRAINER,
+    "comparison": TRAINER | {"process", "sessions", "evaluation", "stability"},
     "report": {"files", "sessions"},
     "cli": EVERYTHING,
     "__main__": {"cli"},

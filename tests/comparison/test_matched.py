@@ -9,8 +9,9 @@ import torch
 from comparison_cases import tiny_plan
 from torch import Tensor
 
+from scalelong.runs import Run, find_start
 from scalelong.skips import METHODS
-from scalelong.training import Run, Trainer, find_start
+from scalelong.training import Trainer
 from scalelong.training.objective import Noised, Objective
 
 OWN = "skip_scaling."
@@ -40,7 +41,7 @@ def seen_by(
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "none"])
 def test_shared_weights_are_equal_to_the_bit_at_the_start(method: str) -> None:
-    from scalelong.training import build_model
+    from scalelong.recipes import build_model
 
     base, other = (build_model(tiny_plan(name).runs[-1].config).state_dict() for name in ("none", method))
     shared = {name for name in other if OWN not in name}
@@ -65,7 +66,7 @@ def test_a_method_is_trained_on_the_same_images_times_and_noise_at_every_step(
 
 
 def test_another_seed_starts_elsewhere_and_sees_other_batches() -> None:
-    from scalelong.training import build_model
+    from scalelong.recipes import build_model
 
     first, second = (run.config for run in tiny_plan("none").runs)
     assert first.seed != second.seed

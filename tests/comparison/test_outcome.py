@@ -16,7 +16,8 @@ from scalelong.comparison.outcome import SIGMAS, Outcome, read_outcome
 from scalelong.comparison.plan import PlannedRun
 from scalelong.evaluation import Evaluation, Figure, Plan
 from scalelong.evaluation.results import record
-from scalelong.training import Run, TrainingDiverged, read_metrics
+from scalelong.runs import Run, read_metrics
+from scalelong.training import TrainingDiverged
 from scalelong.training.display import Silent
 from scalelong.training.guard import Guard
 

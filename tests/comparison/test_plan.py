@@ -10,9 +10,10 @@ from comparison_cases import tiny_plan
 
 from scalelong.comparison.folder import check_plan, save_plan
 from scalelong.comparison.plan import PlanError, make_plan
+from scalelong.recipes import RecipeError
+from scalelong.runs import RunError
+from scalelong.runs.run import flatten
 from scalelong.skips import METHODS
-from scalelong.training import RecipeError, RunError
-from scalelong.training.run import flatten
 
 
 def test_the_arms_of_a_setting_differ_in_the_scaling_only() -> None:

@@ -10,7 +10,8 @@ import pytest
 from comparison_cases import tiny_plan
 
 from scalelong.comparison import outcome, pool, worker
-from scalelong.training import Config, Run
+from scalelong.recipes import Config
+from scalelong.runs import Run
 from scalelong.training.display import Silent
 
 STOPPED = {"status": "stopped", "message": None}

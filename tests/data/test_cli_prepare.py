@@ -56,7 +56,7 @@ def run(*arguments: Any) -> Any:
 def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelong.training import load_recipe
+    from scalelong.recipes import load_recipe
 
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     result = run("prepare", recipe)
@@ -73,7 +73,7 @@ def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(
 
 
 def test_another_folder_is_named_to_the_training(recipe: Path) -> None:
-    from scalelong.training import load_recipe
+    from scalelong.recipes import load_recipe
 
     result = run("prepare", recipe, "--out", "elsewhere")
     assert result.stdout.endswith(f"To train: scalelong train {recipe} --set data.prepared=elsewhere\n")
@@ -83,7 +83,7 @@ def test_another_folder_is_named_to_the_training(recipe: Path) -> None:
 
 
 def test_the_training_command_repeats_the_settings_and_so_finds_the_folder(recipe: Path) -> None:
-    from scalelong.training import load_recipe
+    from scalelong.recipes import load_recipe
 
     settings = ["data.heldout_count=4", "data.caption_column='captions'"]
     result = run("prepare", recipe, "--set", settings[0], "--set", settings[1])

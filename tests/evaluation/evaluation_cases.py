@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from scalelong.evaluation import FeatureNetwork, Reference, statistics_of
 from scalelong.evaluation.features import Resize
-from scalelong.training import load_recipe, train
+from scalelong.recipes import load_recipe
+from scalelong.training import train
 
 
 def tiny_network(name: str = "tiny", width: int = 16, seed: int = 0) -> FeatureNetwork:

@@ -33,8 +33,9 @@ from scalelong.evaluation import (
 )
 from scalelong.evaluation import evaluate as evaluating
 from scalelong.evaluation.results import NAMES
-from scalelong.training import Run
-from scalelong.training.sampling import Artist, load_network
+from scalelong.runs import Run
+from scalelong.runs.network import load_network
+from scalelong.sampling.draw import Artist
 
 pytest.importorskip("torchmetrics")
 

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from scalelong.evaluation import Evaluation, read_evaluations
 from scalelong.evaluation.evaluate import features_of
-from scalelong.training import Run, sampling
-from scalelong.training.sampling import Artist, Wish, conditions_of, load_network
+from scalelong.runs import Run
+from scalelong.runs.network import load_network
+from scalelong.sampling import draw as sampling
+from scalelong.sampling.draw import Artist, Wish, conditions_of
 
 pytest.importorskip("torchmetrics")
 

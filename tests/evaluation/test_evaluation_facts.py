@@ -19,7 +19,7 @@ from scalelong.evaluation import (
 )
 from scalelong.evaluation.facts import check_reference, result_facts
 from scalelong.evaluation.results import NAMES, counterpart, record
-from scalelong.training import load_recipe
+from scalelong.recipes import load_recipe
 
 FACTS = {
     "network": "inception",

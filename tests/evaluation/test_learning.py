@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from scalelong.evaluation import Evaluator, read_evaluations
-from scalelong.training import load_recipe, train
+from scalelong.recipes import load_recipe
+from scalelong.training import train
 
 SETTINGS = (
     *("data.heldout_count=1297", "training.steps=300", "training.eval_every=null", "training.sample_every=null"),

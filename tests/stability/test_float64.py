@@ -11,9 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from scalelong import find_skips
 from scalelong.models import TheoryUNet
+from scalelong.recipes import build_model, load_recipe
 from scalelong.stability import measure_gain
 from scalelong.stability.recipe import open_heldout
-from scalelong.training import build_model, load_recipe
 
 
 class WithoutFloat64(TorchFunctionMode):

@@ -18,14 +18,14 @@ from scalelong import find_skips, scale_skips
 from scalelong.cli.commands import app
 from scalelong.diffusion import CosineSchedule, DiffusionProcess, LinearSchedule
 from scalelong.models import TheoryUNet, UViT
+from scalelong.recipes import load_recipe
+from scalelong.recipes.conditions import Condition
 from scalelong.stability import KappaAdvice, KappaBand, kappa_band, measure_inputs, suggest_kappa
 from scalelong.stability.kappa import LOWEST, solve_kappa
 from scalelong.stability.probe import Probe, Score
 from scalelong.stability.recipe import joined, recipe_start, repeated
 from scalelong.stability.theory import sum_of_squares
 from scalelong.stability.verify_inputs import MeasuredData, cifar10_images, verify_inputs
-from scalelong.training import load_recipe
-from scalelong.training.conditions import Condition
 
 TINY = (
     *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.heldout_count=10"),

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from scalelong.recipes import Config, load_recipe
+from scalelong.runs import RunError
 from scalelong.stability import KappaBand
 from scalelong.stability.probe import Probe, Score, probe_kappas, score, spread_over
-from scalelong.training import Config, Display, RunError, Trainer, TrainingDiverged, load_recipe
+from scalelong.training import Display, Trainer, TrainingDiverged
 
 TINY = (
     *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.heldout_count=10"),

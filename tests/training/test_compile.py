@@ -15,8 +15,9 @@ from torch._dynamo.utils import counters
 from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
-from scalelong.training import Run, sample_run
-from scalelong.training.sample_folder import images_in, read_image
+from scalelong.runs import Run
+from scalelong.sampling import sample_run
+from scalelong.sampling.folder import images_in, read_image
 
 EVALUATED = ("training.eval_every=4", "training.sample_every=8", "optim.warmup_steps=1", "data.heldout_count=8")
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
 from scalelong.files import Files, WriteError, replace_text
-from scalelong.training.metrics import MetricsLog
-from scalelong.training.pictures import save_grid
+from scalelong.runs.metrics import MetricsLog
+from scalelong.sampling.pictures import save_grid
 
 FULL = Path("/dev/full")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from scalelong import scale_skips
 from scalelong.models import UViT
-from scalelong.training.checkpoint import CheckpointStore
+from scalelong.runs.checkpoint import CheckpointStore
 from scalelong.training.ema import EMA
 
 

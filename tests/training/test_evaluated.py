@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from scalelong.evaluation import Evaluator, NotComparable, Plan, evaluate_run, periodic, read_evaluations
 from scalelong.evaluation.results import check_comparable
-from scalelong.training import Display, Result, Run, build_model
-from scalelong.training.conditions import NOTHING, conditioning_of
+from scalelong.recipes import build_model
+from scalelong.recipes.conditions import NOTHING, conditioning_of
+from scalelong.runs import Run
+from scalelong.training import Display, Result
 
 pytest.importorskip("torchmetrics")
 

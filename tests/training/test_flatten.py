@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from scalelong.training.checkpoint import CheckpointStore
+from scalelong.runs.checkpoint import CheckpointStore
 from scalelong.training.flatten import (
     flatten_optimizer,
     parameter_names,

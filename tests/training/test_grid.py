@@ -10,7 +10,7 @@ import pytest
 from run_cases import run_tiny
 from test_resume import SignalAt
 
-from scalelong.training import Run
+from scalelong.runs import Run
 
 SAMPLED = ("training.sample_every=4", "sampling.steps=2")
 

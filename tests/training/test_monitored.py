@@ -10,9 +10,10 @@ import torch
 from run_cases import assert_same_run, final_tensors, lasting_metrics, run_tiny, tiny
 from test_resume import SignalAt
 
+from scalelong.recipes import RecipeError
 from scalelong.stability.diagnosis import Diagnosis
 from scalelong.stability.monitor import SkipMonitor
-from scalelong.training import Display, RecipeError
+from scalelong.training import Display
 
 WATCHED = ("training.monitor_every=1", "training.steps=12", "scaling.method=ls")
 

@@ -11,7 +11,7 @@ import torch
 from run_cases import TINY, assert_same_run, final_tensors, free_port, in_processes, lasting_metrics, losses
 from safetensors.torch import load_file
 
-from scalelong.training import read_metrics
+from scalelong.runs import read_metrics
 
 EVALUATED = ["training.eval_every=4", "optim.warmup_steps=2"]
 
@@ -62,9 +62,9 @@ def test_all_processes_skip_a_step_that_is_non_finite_in_one_and_name_its_origin
 
 ALONE = {
     "save": ("scalelong.files.Files.write_tensors", 0, "could not save the checkpoint of step 0"),
-    "lock": ("scalelong.training.run.Run.locked", 0, "No space left on device"),
+    "lock": ("scalelong.runs.run.Run.locked", 0, "No space left on device"),
     "tracker": ("accelerate.tracking.TensorBoardTracker.start", 0, "could not start tensorboard"),
-    "log": ("scalelong.training.metrics.MetricsLog.write", 0, "No space left on device"),
+    "log": ("scalelong.runs.metrics.MetricsLog.write", 0, "No space left on device"),
     "data": ("scalelong.data.loader.Batches.at", 1, "No space left on device"),
 }
 

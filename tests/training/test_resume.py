@@ -11,7 +11,8 @@ import pytest
 from checkpoint_cases import contents, flip_bit
 from run_cases import assert_same_run, final_tensors, lasting_metrics, make_trainer, run_tiny, tiny
 
-from scalelong.training import Display, Run, RunError
+from scalelong.runs import Run, RunError
+from scalelong.training import Display
 from scalelong.training.signals import StopSignals
 
 KINDS = {
@@ -128,7 +129,7 @@ def test_a_run_interrupted_while_it_goes_back_to_a_named_checkpoint_ends_as_one_
         raise KeyboardInterrupt
 
     run_tiny(tmp_path / "run", "training.steps=6")
-    for moment in ("scalelong.training.CheckpointStore.discard_after", "scalelong.training.metrics.MetricsLog.cut"):
+    for moment in ("scalelong.runs.CheckpointStore.discard_after", "scalelong.runs.metrics.MetricsLog.cut"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(moment, interrupt)
             run_tiny(tmp_path / "run", resume=tmp_path / "run" / "checkpoints" / "step-000003")

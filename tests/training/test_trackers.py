@@ -17,7 +17,8 @@ from run_cases import make_trainer, run_tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from scalelong.training import Display, RunError, read_metrics
+from scalelong.runs import RunError, read_metrics
+from scalelong.training import Display
 from scalelong.training.guard import SpikeDetector
 
 TENSORBOARD = ("training.trackers=[tensorboard]", "training.eval_every=4")

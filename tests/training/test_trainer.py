@@ -13,10 +13,12 @@ import torch
 from run_cases import lasting_metrics, losses, make_trainer, run_tiny
 from torch import Tensor, nn
 
-from scalelong.training import Run, Trainer, TrainingDiverged, build_model, build_process, due, read_metrics
+from scalelong.recipes import build_model, build_process
+from scalelong.runs import Run, read_metrics
+from scalelong.sampling.pictures import tile
+from scalelong.training import Trainer, TrainingDiverged, due
 from scalelong.training.engine import check_engine
 from scalelong.training.heldout import HeldOut
-from scalelong.training.pictures import tile
 from scalelong.training.state import TrainState
 
 MODULE = "in_blocks.0.mlp.fc1"

@@ -126,11 +126,8 @@ def evaluate(
 
 @contextmanager
 def evaluation_errors() -> Iterator[None]:
-    with run_errors():
-        from ..data.prepare import Share
-
-        with job_errors(Share.here()):
-            yield
+    with run_errors(), job_errors():
+        yield
 
 
 def read_others(path: Path) -> list[Evaluation]:
@@ -146,7 +143,7 @@ def read_others(path: Path) -> list[Evaluation]:
 def choose_data(name: str, overrides: list[str], size: int | None) -> DataConfig:
     """A recipe's data, or a source by itself if a size is given."""
     from ..data import DataConfig
-    from ..training import load_recipe
+    from ..recipes import load_recipe
 
     if size is None:
         return load_recipe(name, overrides).data

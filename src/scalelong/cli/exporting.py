@@ -40,8 +40,8 @@ def export(
     with run_errors():
         if weights not in ("ema", "raw"):
             raise ValueError(f"--weights is ema or raw, not {weights!r}")
-        from ..training.export import export_run
-        from ..training.export import push as upload
+        from ..runs.export import export_run
+        from ..runs.export import push as upload
 
         target: Any = to
         done = export_run(run, target, out, weights="ema" if weights == "ema" else "raw", checkpoint=checkpoint)

@@ -42,7 +42,7 @@ def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, proces
         job, share = plan_job(recipe, overrides or [], out)
         if processes > 1 and share.world > 1:
             raise ValueError("a launcher has started several processes already: leave out --processes")
-    with job_errors(share):
+    with job_errors():
         from ..data.prepare import prepare as run_job
         from ..data.processes import prepare_together
         from .progress import shown_progress
@@ -61,7 +61,7 @@ def plan_job(recipe: str, overrides: list[str], out: Path | None) -> tuple[Job, 
     """What is to be done, and which part of it is this process's."""
     from ..data.prepare import Job, Share
     from ..data.prepared import prepared_folder
-    from ..training import load_recipe
+    from ..recipes import load_recipe
 
     config = load_recipe(recipe, overrides)
     folder = out or prepared_folder(config.name, config.data, config.text, config.latents)
@@ -70,8 +70,8 @@ def plan_job(recipe: str, overrides: list[str], out: Path | None) -> tuple[Job, 
 
 
 @contextmanager
-def job_errors(share: Share) -> Iterator[None]:
-    """One line for what goes wrong; also in processes that are not the first, because only they may know."""
+def job_errors() -> Iterator[None]:
+    """For work that goes on where it was stopped: one line for what goes wrong, and for Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
@@ -79,8 +79,6 @@ def job_errors(share: Share) -> Iterator[None]:
 
         stop()
     except (ValueError, ImportError, OSError) as error:
-        if share.rank:
-            typer.echo(f"error: process {share.rank}: {' '.join(str(error).split())}", err=True)
         fail(str(error))
 
 

@@ -14,10 +14,10 @@ from .tables import print_line
 from .training import Overrides, run_errors
 
 if TYPE_CHECKING:
+    from ..recipes import Config
     from ..stability import KappaAdvice
     from ..stability.probe import Probe
     from ..stability.verify import Check
-    from ..training import Config
 
 THEORY = """Verify the paper's theory numerically on the UNet it analyses, and draw what was found.
 
@@ -109,8 +109,8 @@ def kappa(
         with needs_extra("report"):
             import matplotlib  # noqa: F401
     with run_errors():
+        from ..recipes import load_recipe
         from ..stability.recipe import advise_recipe
-        from ..training import load_recipe
 
         config = load_recipe(recipe, overrides or [])
         advice = advise_recipe(config)

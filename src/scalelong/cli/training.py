@@ -14,7 +14,8 @@ from ..diffusion import SAMPLERS
 from .errors import fail, is_first_process, needs_extra, user_errors
 
 if TYPE_CHECKING:
-    from ..training import Config, Result
+    from ..recipes import Config
+    from ..training import Result
 
 TRAIN = """Train a recipe; the same command again, or --out alone, goes on where the run was stopped.
 
@@ -69,7 +70,8 @@ LARGEST_SEED = 2**63
 def run_errors() -> Iterator[None]:
     """What may go wrong in a run without being a mistake in the program: one line."""
     with needs_extra("train"):
-        from ..training import CheckpointError, TrainingDiverged
+        from ..runs import CheckpointError
+        from ..training import TrainingDiverged
     try:
         with user_errors():
             yield
@@ -116,7 +118,8 @@ def open_evaluator(*arguments: Any, **options: Any) -> Any:
 
 def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) -> Config:
     """The recipe that was named; else that of the run in the folder; else digits."""
-    from ..training import Run, load_recipe
+    from ..recipes import load_recipe
+    from ..runs import Run
 
     if recipe is None and out is not None and Run(out).exists:
         return load_recipe(Run(out).config_file, overrides)
@@ -124,7 +127,8 @@ def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) ->
 
 
 def show_plan(config: Config, folder: Path, resume: str) -> None:
-    from ..training import Run, find_start, summarise, to_yaml
+    from ..recipes import summarise, to_yaml
+    from ..runs import Run, find_start
 
     start, summary = find_start(Run(folder), config, resume), summarise(config)
     typer.echo(to_yaml(config), nl=False)
@@ -167,7 +171,7 @@ def sample(
     with run_errors():
         if weights not in ("ema", "raw"):
             raise ValueError(f"--weights is ema or raw, not {weights!r}")
-        from ..training import Wish, sample_run
+        from ..sampling import Wish, sample_run
         from .progress import shown_progress
 
         with shown_progress() as show:
@@ -192,7 +196,7 @@ def sample(
 
 def recipes() -> None:
     with run_errors():
-        from ..training import recipe_summaries
+        from ..recipes import recipe_summaries
         from .recipe_table import print_recipes
 
         print_recipes(recipe_summaries())

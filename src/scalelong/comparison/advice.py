@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..files import Files, to_json, write_whole
+from ..recipes import Config
 from ..stability.recipe import advise_recipe
-from ..training import Config
 
 FILE = "kappa.json"
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from ..evaluation.results import FILE as EVALUATIONS
 from ..evaluation.results import Evaluation, read_evaluations
+from ..recipes import Config
+from ..recipes.config import EvaluationConfig
+from ..runs import Run, read_metrics
 from ..sessions import trained_seconds
-from ..training import Config, Run, read_metrics
-from ..training.config import EvaluationConfig
 from .curves import Curve
 from .outcome import Outcome, read_outcome
 from .plan import PlannedRun

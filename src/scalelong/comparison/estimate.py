@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ..training import Config, Run, Trainer, find_start
+from ..recipes import Config
+from ..runs import Run, find_start
+from ..training import Trainer
 from ..training.display import Silent
 from .plan import Plan
 from .pool import threads_each

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import Files, to_json, write_whole
-from ..training.run import LOCK, Run, check_folder, flatten
+from ..runs.run import LOCK, Run, check_folder, flatten
 from .plan import Plan, PlanError
 
 try:

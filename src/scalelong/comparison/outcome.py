@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from ..data import keyed_generator
 from ..files import Files, to_json, write_whole
+from ..recipes import Config, build_model
+from ..runs import Run, read_metrics
+from ..runs.network import load_network
 from ..stability.readings import with_nulls
 from ..stability.recipe import open_heldout
-from ..training import Config, Run, build_model, read_metrics
 from ..training.heldout import HeldOut
-from ..training.sampling import load_network
 
 FILE = "outcome.json"
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..recipes import Config, load_recipe
 from ..skips import METHODS
-from ..training import Config, load_recipe
 
 POINTS = 20
 """Points of a held-out curve, at least, unless the recipe asks for more."""

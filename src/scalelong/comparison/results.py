@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..runs.run import git_commit, versions
 from ..stability.readings import with_nulls
-from ..training.run import git_commit, versions
 from .bands import confidence_band
 from .collect import OSCILLATIONS, Records, RunRecord, Series
 from .curves import Curve

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation import load_features
-from ..training import Config, Run, summarise, to_yaml
-from ..training.inputs import open_inputs
+from ..recipes import Config, summarise, to_yaml
+from ..recipes.inputs import open_inputs
+from ..runs import Run
 from ..training.signals import StopSignals
 from .advice import FILE as ADVICE
 from .board import Board, RunState, Watcher

@@ -23,8 +23,10 @@ from typing import Any, BinaryIO
 
 from ..evaluation import Evaluator, Plan, evaluate_run
 from ..process import keep_freed_memory
+from ..recipes import Config, parse_recipe
+from ..runs import Run
 from ..stability import SkipMonitor
-from ..training import Config, Display, Run, TrainingDiverged, parse_recipe, train
+from ..training import Display, TrainingDiverged, train
 from .advice import write_advice
 from .collect import evaluated_weights
 from .outcome import broken, judge, write_outcome

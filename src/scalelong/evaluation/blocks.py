@@ -17,7 +17,7 @@ from torch import Tensor
 from ..data.prepare import WHOLE, Share
 from ..data.prepared_folder import Index, PreparedFolder
 from ..files import read_tensors
-from ..training.sample_folder import Progress
+from ..sampling.folder import Progress
 from .statistics import Facts
 
 # A multiple of what is drawn at once, so that no image is drawn in another batch than it would be alone.

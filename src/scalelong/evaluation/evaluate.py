@@ -12,22 +12,14 @@ from torch import Tensor, nn
 
 from ..data.facts import short_hash
 from ..data.prepare import WHOLE, Share
-from ..training.choice import choose_checkpoint
-from ..training.conditions import Conditioning
-from ..training.config import Config
-from ..training.engine import best_device, check_compiler
-from ..training.manifest import Checkpoint
-from ..training.run import Run
-from ..training.sampling import (
-    Artist,
-    Conditions,
-    Weights,
-    Wish,
-    conditions_of,
-    load_network,
-    weights_digest,
-    with_sampling,
-)
+from ..devices import best_device, check_compiler
+from ..recipes.conditions import Conditioning
+from ..recipes.config import Config, Weights
+from ..runs.choice import choose_checkpoint
+from ..runs.manifest import Checkpoint
+from ..runs.network import load_network, weights_digest
+from ..runs.run import Run
+from ..sampling.draw import Artist, Conditions, Wish, conditions_of, with_sampling
 from .blocks import BLOCK, Blocks
 from .facts import check_reference, describe_sampler, network_facts, result_facts
 from .feature_network import EFFICIENTNET, FeatureNetwork

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ..training.config import Config
+from ..recipes.config import Config
 from .feature_network import INCEPTION, FeatureNetwork
 from .results import NotComparable
 from .statistics import Facts, Reference

@@ -16,12 +16,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ..data.prepare import WHOLE, Share
-from ..training.conditions import Condition, Conditioning
-from ..training.config import Config, Weights
-from ..training.engine import best_device, resolve_precision
-from ..training.run import replace_text
-from ..training.sample_folder import wait_until
-from ..training.sampling import BATCH, Artist, fixed
+from ..devices import best_device
+from ..recipes.conditions import Condition, Conditioning
+from ..recipes.config import Config, Weights
+from ..runs.run import replace_text
+from ..sampling.draw import BATCH, Artist, fixed
+from ..sampling.folder import wait_until
+from ..training.engine import resolve_precision
 from .blocks import BLOCK, Blocks
 from .evaluate import features_of, measure
 from .facts import result_facts

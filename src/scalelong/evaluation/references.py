@@ -17,8 +17,8 @@ from ..data.facts import short_hash
 from ..data.images import choose_rows, decode_plan, narrow, plan_rows, spread
 from ..data.prepare import WHOLE, Share
 from ..data.tables import Table
-from ..training.run import fcntl
-from ..training.sample_folder import Progress, wait_until
+from ..runs.run import fcntl
+from ..sampling.folder import Progress, wait_until
 from .blocks import BLOCK, Blocks
 from .facts import network_facts
 from .feature_network import FeatureNetwork, hash_of_images

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from ..files import Files, to_json, write_whole
-from ..training import Config, Display, Run, RunError, TrainingDiverged, find_start, train
-from ..training.sampling import load_network
+from ..recipes import Config
+from ..runs import Run, RunError, find_start
+from ..runs.network import load_network
+from ..training import Display, TrainingDiverged, train
 from .kappa import DECIMALS, KappaBand
 from .readings import with_nulls
 from .recipe import open_heldout

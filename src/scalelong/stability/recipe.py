@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..devices import best_device
 from ..diffusion import Schedule
 from ..diffusion.sampling import Predictor
-from ..training import Config, build_model, build_process
-from ..training.conditions import Condition, conditioning_of
-from ..training.config import ScalingConfig
-from ..training.engine import best_device
+from ..recipes import Config, build_model, build_process
+from ..recipes.conditions import Condition, conditioning_of
+from ..recipes.config import ScalingConfig
+from ..recipes.inputs import open_inputs
 from ..training.heldout import HeldOut
-from ..training.inputs import open_inputs
 from .kappa import GAIN_IMAGES, KappaAdvice, suggest_kappa
 
 # Half a gigabyte of pixels.

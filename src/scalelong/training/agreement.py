@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed import DistError
 
-from .run import RunError
+from ..runs.run import RunError
 
 # How long a process that was left alone is silent: the one that left says why, and should be read first.
 LEFT_ALONE_SECONDS = 3.0

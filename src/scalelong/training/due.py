@@ -7,20 +7,20 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ..data.prepare import Share
+from ..recipes.build import build_process
+from ..recipes.conditions import Condition, Conditioning, spread_labels
+from ..recipes.config import Config
+from ..recipes.inputs import Inputs
+from ..runs.resume import Start
+from ..runs.run import Run
+from ..sampling.draw import draw, heldout_condition
+from ..sampling.folder import wait_until
+from ..sampling.pictures import save_grid
 from .agreement import in_any
-from .build import build_process
-from .conditions import Condition, Conditioning, spread_labels
-from .config import Config
 from .engine import shares_weights
 from .heldout import HeldOut
-from .inputs import Inputs
 from .journal import Journal
-from .pictures import save_grid
 from .quality import MakeEvaluator, Quality, plain
-from .resume import Start
-from .run import Run
-from .sample_folder import wait_until
-from .sampling import draw, heldout_condition
 from .state import TrainState
 
 GRID_IMAGES = 64

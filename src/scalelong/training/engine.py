@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +12,11 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from .config import Config, OptimConfig, TrainingConfig
-from .layout import lay_out, take_tokens_as_pixels
+from ..devices import best_device, check_compiler, has_bf16
+from ..recipes.build import lay_out
+from ..recipes.config import Config, OptimConfig, TrainingConfig
 from .sharding import shard
+from .token_linear import take_tokens_as_pixels
 
 # The devices whose AdamW is one kernel in every supported version of torch.
 FUSED = {"cuda", "cpu", "xpu"}
@@ -71,12 +70,6 @@ def check_engine(kind: str) -> None:
         raise ValueError(f"training in the mode {kind} of accelerate is not supported; use one of {', '.join(ENGINES)}")
 
 
-def best_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
 def resolve_precision(precision: str, device: str) -> str:
     """Accelerate's name of a recipe's precision.
 
@@ -89,22 +82,6 @@ def resolve_precision(precision: str, device: str) -> str:
     if precision == "auto":
         return "bf16" if has_bf16(device) else "no"
     return "no" if precision == "fp32" else precision
-
-
-def has_bf16(device: str) -> bool:
-    """Whether the device multiplies matrices of bf16 by itself, and so faster than those of float32."""
-    if device == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    # Not in every supported version of torch, which emulates bf16 on other processors.
-    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return device == "cpu" and any(supported is not None and supported() for supported in asked)
-
-
-def check_compiler(device: str) -> None:
-    """Raise where torch has no compiler for the code of a CPU; on Windows it looks for one in its own way."""
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if device == "cpu" and sys.platform != "win32" and shutil.which(compiler) is None:
-        raise ValueError(f"to compile, torch needs {compiler}, which is not there: install it, or do not compile")
 
 
 def check_trackers(trackers: Sequence[str]) -> None:

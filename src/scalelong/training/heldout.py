@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..data import Batch, Examples, keyed_generator
 from ..data.loader import make_batch
 from ..diffusion import DiffusionProcess
-from .conditions import Conditioning
+from ..recipes.conditions import Conditioning
 
 Reduce = Callable[[Tensor], Tensor]
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .config import Config, TrainingConfig
+from ..recipes.config import Config, TrainingConfig
+from ..runs.metrics import MetricsLog
+from ..runs.run import Run, RunError, flatten
 from .display import Display, Silent
 from .guard import Verdict
-from .metrics import MetricsLog
-from .run import Run, RunError, flatten
 from .stopwatch import Stopwatch
 
 

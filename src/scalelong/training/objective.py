@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..data import Batch, keyed_generator
 from ..diffusion import DiffusionProcess
-from .conditions import NOTHING, Condition, Conditioning
+from ..recipes.conditions import NOTHING, Condition, Conditioning
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from .config import EvaluationConfig, Weights
+from ..recipes.config import EvaluationConfig, Weights
 from .ema import EMA
 from .journal import Journal
 

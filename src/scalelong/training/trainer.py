@@ -15,23 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..recipes.build import build_model, build_process
+from ..recipes.conditions import conditioning_of
+from ..recipes.config import Config
+from ..recipes.inputs import open_inputs, stream_positions
+from ..runs.checkpoint import Checkpoint
+from ..runs.resume import Start, check_unchanged, drop_later, find_start
+from ..runs.run import Run, RunError, environment, last_precision
 from .agreement import all_or_none, in_contact
-from .build import build_model, build_process
-from .checkpoint import Checkpoint
-from .conditions import conditioning_of
-from .config import Config
 from .display import Display
 from .due import Due, is_finished
 from .ema import EMA
 from .engine import build_accelerator, build_optimizer, check_shares, learning_rate, place, shares_weights, wrap
 from .guard import Guard, TrainingDiverged, Verdict
-from .inputs import open_inputs, stream_positions
 from .journal import Journal
 from .objective import Noised, Objective
 from .passes import Passes
 from .quality import MakeEvaluator
-from .resume import Start, check_unchanged, drop_later, find_start
-from .run import Run, RunError, environment, last_precision
 from .sharding import whole
 from .signals import StopSignals
 from .state import TrainState

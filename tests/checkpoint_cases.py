@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scalelong.files import Files
-from scalelong.training.checkpoint import Checkpoint, CheckpointStore
+from scalelong.runs.checkpoint import Checkpoint, CheckpointStore
 
 Groups = dict[str, dict[str, Tensor]]
 

@@ -11,17 +11,11 @@ from run_cases import assert_same_run, run_tiny, tiny
 from torch import Tensor
 
 from scalelong.data import Batch
-from scalelong.training import RecipeError, Wish, build_model, load_recipe, sample_run
-from scalelong.training.build import build_process
-from scalelong.training.conditions import (
-    MOST_TOGETHER,
-    NOTHING,
-    Condition,
-    Conditioning,
-    conditioning_of,
-    spread_labels,
-)
-from scalelong.training.inputs import check_width
+from scalelong.recipes import RecipeError, build_model, load_recipe
+from scalelong.recipes.build import build_process
+from scalelong.recipes.conditions import MOST_TOGETHER, NOTHING, Condition, Conditioning, conditioning_of, spread_labels
+from scalelong.recipes.inputs import check_width
+from scalelong.sampling import Wish, sample_run
 from scalelong.training.objective import Objective
 
 BY_CLASS = ("data.label_column=label", "labels.classes=10", "labels.drop=0.25")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,20 +16,19 @@ from torch import Tensor, nn
 
 from ..data.encoders import LatentEncoder, TextEncoder
 from ..data.prepare import Share
+from ..devices import best_device, check_compiler, own_device
 from ..diffusion import sample, to_uint8
-from .build import build_model, build_process
-from .checkpoint import Checkpoint
-from .choice import choose_checkpoint
-from .complaints import complaints
-from .conditions import NOTHING, Condition, Conditioning, conditioning_of, spread_labels
-from .config import Config, Weights
-from .engine import best_device, check_compiler
-from .inputs import Inputs, open_inputs
-from .layout import lay_out
-from .manifest import MANIFEST
-from .recipes import RecipeError
-from .run import Run
-from .sample_folder import Draw, Progress, SampleFolder
+from ..recipes.build import build_process
+from ..recipes.complaints import complaints
+from ..recipes.conditions import NOTHING, Condition, Conditioning, conditioning_of, spread_labels
+from ..recipes.config import Config, Weights
+from ..recipes.inputs import Inputs, open_inputs
+from ..recipes.load import RecipeError
+from ..runs.checkpoint import Checkpoint
+from ..runs.choice import choose_checkpoint
+from ..runs.network import load_network, weights_digest
+from ..runs.run import Run
+from .folder import Draw, Progress, SampleFolder
 
 logger = logging.getLogger(__name__)
 
@@ -110,17 +107,6 @@ def describe_drawing(config: Config, wish: Wish, checkpoint: Checkpoint, weights
     }
 
 
-def weights_digest(checkpoint: Checkpoint, weights: Weights) -> str:
-    """SHA-256 of the weights' file, which was compared with it when the checkpoint was opened."""
-    files = json.loads((checkpoint.path / MANIFEST).read_bytes())["files"]
-    return files[f"{group_of(weights)}.safetensors"]["sha256"]
-
-
-def group_of(weights: Weights) -> str:
-    """The checkpoint's name for the weights."""
-    return "ema" if weights == "ema" else "model"
-
-
 def with_sampling(config: Config, **given: object) -> Config:
     """The recipe with other settings of its `sampling:` block, checked like the recipe's own."""
     raw = {**config.model_dump(), "sampling": {**config.sampling.model_dump(), **given}}
@@ -139,31 +125,6 @@ def title(config: Config, wish: Wish, step: int, weights: Weights, seed: int) ->
     parts += [f"class-{wish.label}"] if wish.label is not None else []
     parts += [f"prompt-{hashlib.sha256(wish.prompt.encode()).hexdigest()[:8]}"] if wish.prompt is not None else []
     return "-".join(parts)
-
-
-def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, compile: bool = False) -> nn.Module:
-    """The network of a checkpoint, on this process's device and in the memory layout that it was trained in."""
-    model = read_network(config, checkpoint, weights)
-    lay_out(model.to(own_device()), config.training)
-    if compile:
-        # For each size of batch by itself: code for any size would depend on the sizes that came before.
-        model.compile(dynamic=False)
-    return model
-
-
-def read_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn.Module:
-    """The network of a checkpoint as it was built, in eval mode and on the CPU."""
-    model = build_model(config)
-    model.load_state_dict(checkpoint.tensors(group_of(weights)))
-    return model.eval()
-
-
-def own_device() -> str:
-    """The best device; of several GPUs that of this process."""
-    device = best_device()
-    if device != "cuda":
-        return device
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
 
 
 def check_wish(config: Config, wish: Wish) -> None:

@@ -11,8 +11,8 @@ from run_cases import run_tiny
 from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
-from scalelong.training import CheckpointError, Run, RunError
-from scalelong.training.choice import choose_checkpoint
+from scalelong.runs import CheckpointError, Run, RunError
+from scalelong.runs.choice import choose_checkpoint
 
 
 def run_with(folder: Path, *metrics: float | None) -> Run:

@@ -13,8 +13,8 @@ from ..diffusion import DiffusionProcess, build_schedule
 from ..models import UViT
 from ..models.presets import build_text_unet, build_unet
 from ..skips import AbsorbedScalingWarning, scale_skips
-from .config import Config, DiffusionConfig, ScalingConfig, UNetConfig, UViTConfig
-from .recipes import load_recipe, recipe_names
+from .config import Config, DiffusionConfig, ScalingConfig, TrainingConfig, UNetConfig, UViTConfig
+from .load import load_recipe, recipe_names
 
 
 def build_model(config: Config) -> nn.Module:
@@ -76,6 +76,12 @@ def text_options(model: UNetConfig, width: int) -> dict[str, Any]:
     """What the UNet with cross-attention calls by other names: its `attention_head_dim` counts heads."""
     heads = tuple(max(1, size // (model.attention_head_dim or size)) for size in model.block_out_channels)
     return {"cross_attention_dim": width, "attention_head_dim": heads}
+
+
+def lay_out(network: nn.Module, config: TrainingConfig) -> nn.Module:
+    """The network in the memory layout of its recipe; the same object."""
+    layout = torch.channels_last if config.channels_last else torch.preserve_format
+    return network.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
 
 
 def scale(network: nn.Module, config: ScalingConfig) -> nn.Module:

@@ -19,7 +19,7 @@ import torch
 from checkpoint_cases import assert_holds, contents, filled, groups, state
 
 from scalelong.files import Files, human_size
-from scalelong.training.checkpoint import CheckpointError, CheckpointStore
+from scalelong.runs.checkpoint import CheckpointError, CheckpointStore
 
 
 class FailingFiles(Files):
@@ -192,7 +192,7 @@ from pathlib import Path
 import torch
 sys.path.insert(0, sys.argv[2])
 from checkpoint_cases import contents, filled
-from scalelong.training.checkpoint import CheckpointError
+from scalelong.runs.checkpoint import CheckpointError
 
 folder = Path(sys.argv[1])
 store = filled(folder, 1)

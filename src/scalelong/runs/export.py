@@ -18,13 +18,13 @@ from torch import nn
 
 from ..diffusion import DiffusionProcess
 from ..files import import_safetensors
+from ..recipes.build import build_process, count_parameters
+from ..recipes.config import Config, UViTConfig, Weights
 from ..skips import fuse_skips, unscale_skips
-from .build import build_process, count_parameters
 from .choice import choose_checkpoint
-from .config import Config, UViTConfig
 from .model_card import Card, write_card
+from .network import read_network
 from .run import Run, RunError
-from .sampling import Weights, read_network
 
 Target = Literal["diffusers", "uvit"]
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.profiler import profile
 
 from scalelong.models import UViT
-from scalelong.training import layout
-from scalelong.training.layout import TokenLinear, take_tokens_as_pixels
+from scalelong.training import token_linear
+from scalelong.training.token_linear import TokenLinear, take_tokens_as_pixels
 
 LARGE = (4, 260, 256)
 
@@ -162,8 +162,8 @@ def test_second_derivatives_are_those_of_the_matrix_product() -> None:
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions for the few tokens of small networks as well."""
-    monkeypatch.setattr(layout, "FEWEST_TOKENS", 1)
-    monkeypatch.setattr(layout, "FEWEST_PRODUCTS", 1)
+    monkeypatch.setattr(token_linear, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(token_linear, "FEWEST_PRODUCTS", 1)
 
 
 @pytest.mark.usefixtures("everywhere")

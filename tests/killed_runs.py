@@ -35,9 +35,10 @@ from safetensors.torch import save_file
 from scalelong.cli.commands import app
 from scalelong.data import Batch
 from scalelong.evaluation import Evaluator, periodic
+from scalelong.runs import Run
 from scalelong.stability.monitor import SkipMonitor
 from scalelong.stability.readings import with_nulls
-from scalelong.training import Run, due
+from scalelong.training import due
 from scalelong.training.objective import Noised, Objective
 
 torch.set_num_threads(1)

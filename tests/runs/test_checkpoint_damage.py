@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from checkpoint_cases import assert_holds, filled, flip_bit, groups, state, truncate
 
-from scalelong.training.checkpoint import CheckpointError, CheckpointStore
-from scalelong.training.manifest import MANIFEST, Manifest
+from scalelong.runs.checkpoint import CheckpointError, CheckpointStore
+from scalelong.runs.manifest import MANIFEST, Manifest
 
 FILES = ["model.safetensors", "rng.safetensors", "state.json", "manifest.json"]
 DAMAGE = {"truncated": truncate, "emptied": lambda path: os.truncate(path, 0), "missing": Path.unlink}

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from scalelong import METHODS
 from scalelong.diffusion import SCHEDULES
+from scalelong.recipes import load
+from scalelong.recipes.config import Config, DiffusionConfig, ScalingConfig
+from scalelong.recipes.load import RecipeError, load_recipe, parse_recipe, recipe_names, to_yaml
 from scalelong.skips.gates import ACTIVATIONS
-from scalelong.training import recipes
-from scalelong.training.config import Config, DiffusionConfig, ScalingConfig
-from scalelong.training.recipes import RecipeError, load_recipe, parse_recipe, recipe_names, to_yaml
 
 RECIPE = """\
 name: small
@@ -319,10 +319,10 @@ def test_a_recipe_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
 
 
 def test_an_installed_package_brings_its_recipes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = tmp_path / "scalelong" / "training" / "recipes.py"
+    module = tmp_path / "scalelong" / "recipes" / "load.py"
     (tmp_path / "scalelong" / "recipes").mkdir(parents=True)
     (tmp_path / "scalelong" / "recipes" / "only.yaml").write_text(replaced("small", "only"), encoding="utf-8")
-    monkeypatch.setattr(recipes, "__file__", str(module))
+    monkeypatch.setattr(load, "__file__", str(module))
     assert recipe_names() == ["only"]
     assert load_recipe("only").name == "only"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .config import Config
+from ..recipes.config import Config
 from .metrics import read_metrics
 
 FRONT = """---

@@ -10,9 +10,9 @@ from torch import nn
 
 from scalelong import METHODS, find_skips
 from scalelong.models import UViT
-from scalelong.training.build import build_model, build_process, count_parameters, recipe_summaries, summarise
-from scalelong.training.config import Config
-from scalelong.training.recipes import load_recipe, recipe_names
+from scalelong.recipes.build import build_model, build_process, count_parameters, recipe_summaries, summarise
+from scalelong.recipes.config import Config
+from scalelong.recipes.load import load_recipe, recipe_names
 
 SMALL = ["model.embed_dim=32", "model.num_heads=2", "model.depth=4"]
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from ..data.prepare import Share
+from ..runs.run import RunError, fcntl, replace_text
 from .pictures import save_grid, save_picture, to_picture
-from .run import RunError, fcntl, replace_text
 
 GRID_IMAGES = 256
 POLL_SECONDS = 0.2

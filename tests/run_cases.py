@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from scalelong.training import Config, Result, Run, Trainer, find_start, load_recipe, read_metrics, train
-from scalelong.training.metrics import TIMES
+from scalelong.recipes import Config, load_recipe
+from scalelong.runs import Run, find_start, read_metrics
+from scalelong.runs.metrics import TIMES
+from scalelong.training import Result, Trainer, train
 
 HERE = Path(__file__).resolve().parent
 

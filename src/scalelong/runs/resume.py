@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..recipes.config import Config
 from .checkpoint import Checkpoint, CheckpointStore
-from .config import Config
 from .run import Run, RunError, check_folder, check_same_run
 
 

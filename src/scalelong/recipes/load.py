@@ -68,9 +68,8 @@ def recipe_names() -> list[str]:
 
 def recipe_folder() -> Path:
     """Where they are: inside the installed package, or beside `src` in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "recipes"
-    return installed if installed.is_dir() else package.parents[1] / "recipes"
+    here = Path(__file__).resolve().parent
+    return here if any(here.glob("*.yaml")) else here.parents[2] / "recipes"
 
 
 def find_recipe(name_or_path: str | Path) -> Path:

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from ..files import replace_text
+from ..recipes.config import Config, EvaluationConfig
+from ..recipes.load import RecipeError, parse_recipe, to_yaml
 from .checkpoint import CheckpointStore
-from .config import Config, EvaluationConfig
 from .metrics import MetricsLog
-from .recipes import RecipeError, parse_recipe, to_yaml
 
 try:
     import fcntl

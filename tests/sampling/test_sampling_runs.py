@@ -29,10 +29,12 @@ from scalelong.cli import progress
 from scalelong.cli.commands import app
 from scalelong.data.prepare import Share
 from scalelong.diffusion import SAMPLERS
-from scalelong.training import RunError, Wish, sample_run, sampling
-from scalelong.training.conditions import Condition
-from scalelong.training.sample_folder import SampleFolder, images_in, read_image
-from scalelong.training.sampling import Artist, title, with_sampling
+from scalelong.recipes.conditions import Condition
+from scalelong.runs import RunError
+from scalelong.sampling import Wish, sample_run
+from scalelong.sampling import draw as sampling
+from scalelong.sampling.draw import Artist, title, with_sampling
+from scalelong.sampling.folder import SampleFolder, images_in, read_image
 
 
 @pytest.fixture(autouse=True)
@@ -227,7 +229,7 @@ def test_what_two_processes_began_one_can_finish(tmp_path: Path, fresh: dict[str
 
 
 def test_the_grid_shows_the_first_images_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelong.training.sample_folder.GRID_IMAGES", 4)
+    monkeypatch.setattr("scalelong.sampling.folder.GRID_IMAGES", 4)
     fill(place(tmp_path))
     # Two rows of two, with gaps, enlarged to 400 pixels at least.
     assert read_image(tmp_path / "images" / "grid.png").shape == (1, 418, 418)
@@ -300,7 +302,7 @@ def test_at_another_batch_size_images_are_at_most_one_grey_level_apart(run: Path
 
 def test_a_class_and_a_prompt_are_both_told_to_a_network_that_takes_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe with labels and text, whose encoder gives the length of a prompt."""
-    from scalelong.training import load_recipe
+    from scalelong.recipes import load_recipe
 
     class Lengths:
         def __init__(self, *_: Any) -> None: ...
@@ -325,7 +327,7 @@ def test_a_class_and_a_prompt_are_both_told_to_a_network_that_takes_both(monkeyp
 
 
 def test_the_name_tells_prompts_apart() -> None:
-    from scalelong.training import load_recipe
+    from scalelong.recipes import load_recipe
 
     config = with_sampling(load_recipe("digits"), sampler="heun", steps=20)
     wishes = [Wish(), Wish(prompt="a dog"), Wish(prompt="a cat")]
@@ -338,7 +340,7 @@ def test_images_of_weights_that_are_no_longer_there_are_not_taken_for_those_of_t
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw(run)
-    monkeypatch.setattr("scalelong.training.sampling.weights_digest", lambda checkpoint, weights: "other")
+    monkeypatch.setattr("scalelong.sampling.draw.weights_digest", lambda checkpoint, weights: "other")
     with pytest.raises(RunError, match="holds images with other settings"):
         sample_run(run, 10, steps=3, sampler="ddpm", batch=4)
 
@@ -401,7 +403,7 @@ def test_images_of_a_network_that_overflows_are_black_there_and_it_is_said(
         images[1, 0, 0] = float("nan")
         return images
 
-    monkeypatch.setattr("scalelong.training.sampling.sample", broken)
+    monkeypatch.setattr("scalelong.sampling.draw.sample", broken)
     files = pixels(draw(run, count=3, batch=3))
     assert files[1, 0, 0].eq(0).all() and files[0].eq(255).all()
     assert "1 of the images 0 to 2 are not numbers everywhere, and black there" in caplog.text

@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 
 from scalelong.diffusion import noise_predictor, sample
 from scalelong.models import UViT
-from scalelong.training import Run, load_recipe, train
-from scalelong.training.build import build_process
-from scalelong.training.export import export_run, push
-from scalelong.training.sampling import load_network
+from scalelong.recipes import load_recipe
+from scalelong.recipes.build import build_process
+from scalelong.runs import Run
+from scalelong.runs.export import export_run, push
+from scalelong.runs.network import load_network
+from scalelong.training import train
 
 UNET = (
     *("data.source=sklearn:digits", "data.image_size=8", "data.channels=1", "data.image_column=image"),
@@ -123,7 +125,7 @@ def test_an_export_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path, mon
     run_tiny(tmp_path / "run", "training.steps=1")
     with pytest.raises(ValueError, match="use --to uvit"):
         export_run(tmp_path / "run", "diffusers", tmp_path / "out")
-    monkeypatch.setattr("scalelong.training.export.write_card", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("scalelong.runs.export.write_card", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         export_run(tmp_path / "run", "uvit", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

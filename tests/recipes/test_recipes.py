@@ -10,20 +10,11 @@ import torch
 
 from scalelong.data.prepare import Job, prepare
 from scalelong.models.presets import find_preset
-from scalelong.training import (
-    Config,
-    RecipeError,
-    Run,
-    Wish,
-    load_recipe,
-    parse_recipe,
-    recipe_names,
-    sample_run,
-    summarise,
-    to_yaml,
-    train,
-)
-from scalelong.training.inputs import prepared_place
+from scalelong.recipes import Config, RecipeError, load_recipe, parse_recipe, recipe_names, summarise, to_yaml
+from scalelong.recipes.inputs import prepared_place
+from scalelong.runs import Run
+from scalelong.sampling import Wish, sample_run
+from scalelong.training import train
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
 
@@ -50,7 +41,7 @@ def test_a_recipe_of_the_paper_has_exactly_its_number_of_parameters(name: str) -
 
 @pytest.mark.parametrize("name", [name for name in PARAMETERS if name not in ("coco-unet", "imagenet64-unet")])
 def test_the_networks_of_recipe_and_preset_have_the_same_tensors(name: str) -> None:
-    from scalelong.training.build import build_network
+    from scalelong.recipes.build import build_network
 
     with torch.device("meta"):
         ours, preset = build_network(load_recipe(name)).state_dict(), find_preset(name).builder().state_dict()

@@ -1,0 +1,16 @@
+"""A run's folder: checkpoints that lose nothing, metrics, and what is made of a trained network."""
+
+from .checkpoint import Checkpoint, CheckpointError, CheckpointStore
+from .metrics import read_metrics
+from .resume import find_start
+from .run import Run, RunError
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointStore",
+    "Run",
+    "RunError",
+    "find_start",
+    "read_metrics",
+]
