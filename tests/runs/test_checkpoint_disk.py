@@ -216,7 +216,7 @@ def test_a_real_disk_that_is_full_leaves_the_older_one_intact(tmp_path: Path) ->
     if not shutil.which("unshare") or subprocess.run([*own_mounts, mount, tmp_path], capture_output=True).returncode:
         pytest.skip("a small disk cannot be mounted here")
     script = f'{mount} && exec "$@"'
-    command = [sys.executable, "-c", ON_A_FULL_DISK, str(tmp_path), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", ON_A_FULL_DISK, str(tmp_path), str(Path(__file__).parents[1])]
     done = subprocess.run([*own_mounts, script, str(tmp_path), *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -306,7 +306,7 @@ print(reached, leftovers)
 
 
 def test_a_save_killed_at_any_moment_loses_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILL_REPEATEDLY, str(tmp_path / "store"), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", KILL_REPEATEDLY, str(tmp_path / "store"), str(Path(__file__).parents[1])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     reached, leftovers = map(int, done.stdout.split())
