@@ -38,7 +38,7 @@ def result_facts(
 
 def describe_sampler(config: Config, *, compiled: bool = False) -> str:
     """
-    >>> from scalelong.training import load_recipe
+    >>> from scalelong.recipes import load_recipe
     >>> describe_sampler(load_recipe("digits"))
     'ddpm, 200 steps'
     """
