@@ -55,7 +55,7 @@ def test_train_on_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> 
     before = contents(tmp_path)
     result = run("train", "--out", tmp_path)
     assert result.exit_code == 0
-    assert result.stdout.startswith(f"{tmp_path} is finished: step 8 of 8; nothing was changed.")
+    assert result.stdout.startswith(f"{tmp_path} is finished: step 8 of 8; no step was left to train.")
     assert contents(tmp_path) == before
 
 

@@ -143,7 +143,7 @@ def report(result: Result) -> None:
     again = f"scalelong train --out {result.folder}"
     if result.finished and not result.trained:
         typer.echo(
-            f"{result.folder} is finished: step {result.step} of {result.steps}; nothing was changed. "
+            f"{result.folder} is finished: step {result.step} of {result.steps}; no step was left to train. "
             f"To train longer: {again} --set training.steps={2 * result.steps}"
         )
     elif result.finished:
