@@ -103,8 +103,9 @@ def main() -> None:
     keep_freed_memory()
     print(f"{facts(options)}\n")
     names = [name for name in options.models if name != "none"]
-    results = [measure(name, options) for name in names]
+    # First: what larger networks leave behind would hide a leak.
     memory = measure_memory(options.memory_steps) if options.memory_steps else None
+    results = [measure(name, options) for name in names]
     print(table(results, memory))
     if options.json:
         record = {**facts(options), "models": [asdict(result) for result in results], "memory": memory}
