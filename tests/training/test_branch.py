@@ -110,7 +110,7 @@ def test_a_run_with_checkpoints_keeps_to_them(start: Path, tmp_path: Path) -> No
         ("model.depth=4", r"in_blocks.1.\S+ is absent there and \(\S+ here"),
     ],
 )
-def test_a_checkpoint_of_another_network_is_refused_in_one_line_that_says_what_differs(
+def test_a_checkpoint_of_another_network_is_refused_in_one_line_and_leaves_nothing_behind(
     override: str, difference: str, start: Path, tmp_path: Path
 ) -> None:
     sets = [part for setting in (*TINY, override) for part in ("--set", setting)]
@@ -118,4 +118,4 @@ def test_a_checkpoint_of_another_network_is_refused_in_one_line_that_says_what_d
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2, result.output
     assert re.fullmatch(f"error: {start} holds another network than the recipe's: {difference}.*\n", result.stderr)
-    assert not Run(tmp_path / "run").exists
+    assert not (tmp_path / "run").exists()

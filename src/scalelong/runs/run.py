@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -92,6 +93,7 @@ class Run:
         if fcntl is None:
             yield
             return
+        is_new = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("w") as file:
             try:
@@ -100,7 +102,11 @@ class Run:
                 raise RunError(
                     f"another process is training in {self.folder}: wait for it, or stop it first"
                 ) from error
-            yield
+            try:
+                yield
+            finally:
+                if is_new and os.listdir(self.folder) == [LOCK]:
+                    shutil.rmtree(self.folder)  # Nothing was begun, and nothing stays.
 
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
         """Write what a run is, before its first step or when it goes on; the first environment is kept."""
