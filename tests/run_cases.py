@@ -26,12 +26,26 @@ TINY = (
 )
 
 
+UNET = (
+    *("data.source=sklearn:digits", "data.image_size=8", "data.channels=1", "data.image_column=image"),
+    *("data.label_column=null", "data.heldout_split=null", "data.heldout_count=10", "model.sample_size=8"),
+    *("model.in_channels=1", "model.block_out_channels=[8, 16]", "model.depth=1", "model.attention=[]"),
+    *("model.norm_num_groups=4", "diffusion.steps=20", "training.steps=2", "training.batch_size=8"),
+    *("training.eval_every=2", "training.sample_every=null", "optim.lr=1e-2", "optim.warmup_steps=0"),
+)
+
+
 def tiny(*overrides: str) -> Config:
     return load_recipe("digits", [*TINY, *overrides])
 
 
 def run_tiny(out: Path, *overrides: str, **options: Any) -> Result:
     return train(tiny(*overrides), out, **options)
+
+
+def train_unet(out: Path, *overrides: str) -> Path:
+    train(load_recipe("cifar10-tiny-unet", [*UNET, *overrides]), out)
+    return out
 
 
 def make_trainer(out: Path, *overrides: str, **options: Any) -> Trainer:

@@ -8,33 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from run_cases import run_tiny
+from run_cases import run_tiny, train_unet
 from safetensors.torch import load_file
 
 from scalelong.diffusion import noise_predictor, sample
 from scalelong.models import UViT
-from scalelong.recipes import load_recipe
 from scalelong.recipes.build import build_process
 from scalelong.runs import Run
 from scalelong.runs.export import export_run, push
 from scalelong.runs.network import load_network
-from scalelong.training import train
 
-UNET = (
-    *("data.source=sklearn:digits", "data.image_size=8", "data.channels=1", "data.image_column=image"),
-    *("data.label_column=null", "data.heldout_split=null", "data.heldout_count=10", "model.sample_size=8"),
-    *("model.in_channels=1", "model.block_out_channels=[8, 16]", "model.depth=1", "model.attention=[]"),
-    *("model.norm_num_groups=4", "diffusion.steps=20", "training.steps=2", "training.batch_size=8"),
-    *("training.eval_every=2", "training.sample_every=null", "optim.lr=1e-2", "optim.warmup_steps=0"),
-)
 SEEDS = [3, 4]
 
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.AbsorbedScalingWarning")
-
-
-def train_unet(out: Path, *overrides: str) -> Path:
-    train(load_recipe("cifar10-tiny-unet", [*UNET, *overrides]), out)
-    return out
 
 
 def ours(run: Path) -> torch.Tensor:

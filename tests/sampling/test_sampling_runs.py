@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_cases import free_port, run_tiny
-from test_export import train_unet
+from run_cases import free_port, run_tiny, train_unet
 from torch import Tensor
 from typer.testing import CliRunner
 

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 from families.small import images, uvit
 from scalelong import METHODS, scale_blocks, scale_skips, unscale_skips
 from scalelong.models import UViT
+from scalelong.skips.scaling import text_of
 
 METHOD_NAMES = [name for name in METHODS if name != "none"]
 
@@ -69,7 +70,8 @@ assert torch.equal(model(*inputs), expected)
 def test_a_saved_model_keeps_its_scaling_whatever_hooks_another_process_adds(tmp_path: Path) -> None:
     model, inputs = scale_blocks(scale_skips(uvit(), "uniform", value=0.5), "stable", tau=0.1), images()
     torch.save((model, inputs, model(*inputs)), tmp_path / "model.pt")
-    subprocess.run([sys.executable, "-c", LOAD_AND_HOOK, str(tmp_path / "model.pt")], check=True)
+    done = subprocess.run([sys.executable, "-c", LOAD_AND_HOOK, str(tmp_path / "model.pt")])
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("method", METHOD_NAMES)
@@ -91,6 +93,7 @@ def test_an_average_of_weights_and_buffers_remains_a_checkpoint_of_the_same_scal
     average = AveragedModel(model, use_buffers=True, **options)
     for _ in range(5):
         average.update_parameters(model)
+    assert text_of(average.module.skip_scaling.signature) == model.skip_scaling.signed_as
     model.load_state_dict(average.module.state_dict())
 
 

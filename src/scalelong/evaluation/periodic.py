@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from ..data.prepare import WHOLE, Share
 from ..devices import best_device
+from ..files import replace_text
 from ..recipes.conditions import Condition, Conditioning
 from ..recipes.config import Config, Weights
-from ..runs.run import replace_text
 from ..sampling.draw import BATCH, Artist, fixed
 from ..sampling.folder import wait_until
 from ..training.engine import resolve_precision

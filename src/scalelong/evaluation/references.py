@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..data import DataConfig
 from ..data.broken import BrokenImages
+from ..data.columns import narrow
 from ..data.facts import short_hash
-from ..data.images import choose_rows, decode_plan, narrow, plan_rows, spread
+from ..data.images import choose_rows, decode_plan, plan_rows, spread
 from ..data.prepare import WHOLE, Share
 from ..data.tables import Table
 from ..runs.run import fcntl

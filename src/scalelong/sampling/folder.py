@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from ..data.prepare import Share
-from ..runs.run import RunError, fcntl, replace_text
+from ..files import replace_text
+from ..runs.run import RunError, fcntl
 from .pictures import save_grid, save_picture, to_picture
 
 GRID_IMAGES = 256

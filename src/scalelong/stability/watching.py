@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..skips import Argument, Channels, SkipSite
-from ..skips.apply import NAME, scaled_networks
-from ..skips.hooks import forward_parameters
+from ..skips.apply import scaled_networks
+from ..skips.hooks import NAME, forward_parameters
 from .tally import Tally
 from .team import Team
 
