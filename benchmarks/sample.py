@@ -37,8 +37,8 @@ from workload import Case, recipe
 from scalelong.diffusion.solvers import solver_indices
 from scalelong.process import keep_freed_memory
 from scalelong.recipes import Config, build_model, build_process
-from scalelong.recipes.build import lay_out
 from scalelong.recipes.conditions import Conditioning, conditioning_of, spread_labels
+from scalelong.recipes.layout import lay_out
 from scalelong.sampling.draw import Artist, with_sampling
 
 UVIT = {"kind": "uvit", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4}
@@ -151,8 +151,7 @@ def serve_plain(name: str, steps: int) -> None:
 
 def configure(model: dict[str, Any], batch: int, guided: bool, steps: int) -> Config:
     """The case as a recipe, with classes if it is guided by them."""
-    # The layout is that of the recipes: for the convolutions of UNets only.
-    plain = recipe(Case(batch, None, model, rounds=1), channels_last=model is UNET).model_dump()
+    plain = recipe(Case(batch, None, model, rounds=1)).model_dump()
     if guided:
         plain |= {"labels": {"classes": 10, "drop": 0.1}, "data": {**plain["data"], "label_column": "label"}}
     config = Config.model_validate(plain)

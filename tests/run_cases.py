@@ -15,7 +15,7 @@ from torch import Tensor
 from scalelong.recipes import Config, load_recipe
 from scalelong.runs import Run, find_start, read_metrics
 from scalelong.runs.metrics import TIMES
-from scalelong.training import Result, Trainer, train
+from scalelong.training import Display, Result, Trainer, train
 
 HERE = Path(__file__).resolve().parent
 
@@ -33,6 +33,18 @@ UNET = (
     *("model.norm_num_groups=4", "diffusion.steps=20", "training.steps=2", "training.batch_size=8"),
     *("training.eval_every=2", "training.sample_every=null", "optim.lr=1e-2", "optim.warmup_steps=0"),
 )
+
+
+class SignalAt(Display):
+    """Sends this process a signal during a step."""
+
+    def __init__(self, step: int, number: int) -> None:
+        super().__init__(lambda line: None)
+        self.at, self.number = step, number
+
+    def step(self, step: int, loss: float) -> None:
+        if step == self.at:
+            os.kill(os.getpid(), self.number)
 
 
 def tiny(*overrides: str) -> Config:

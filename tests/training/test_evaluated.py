@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import contents
-from run_cases import assert_same_run, final_tensors, in_processes, lasting_metrics, run_tiny, tiny
-from test_resume import SignalAt
+from run_cases import SignalAt, assert_same_run, final_tensors, in_processes, lasting_metrics, run_tiny, tiny
 from torch import Tensor, nn
 
 from scalelong.evaluation import Evaluator, NotComparable, Plan, evaluate_run, periodic, read_evaluations

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_cases import run_tiny
-from test_resume import SignalAt
+from run_cases import SignalAt, run_tiny
 
 from scalelong.runs import Run
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_cases import assert_same_run, final_tensors, lasting_metrics, run_tiny, tiny
-from test_resume import SignalAt
+from run_cases import SignalAt, assert_same_run, final_tensors, lasting_metrics, run_tiny, tiny
 
 from scalelong.recipes import RecipeError
 from scalelong.stability.diagnosis import Diagnosis

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from checkpoint_cases import contents, flip_bit
-from run_cases import assert_same_run, final_tensors, lasting_metrics, make_trainer, run_tiny, tiny
+from run_cases import SignalAt, assert_same_run, final_tensors, lasting_metrics, make_trainer, run_tiny, tiny
 
 from scalelong.runs import Run, RunError
 from scalelong.training import Display
@@ -36,18 +35,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     run_tiny(folder)
     return folder
-
-
-class SignalAt(Display):
-    """Sends this process a signal during a step."""
-
-    def __init__(self, step: int, number: int) -> None:
-        super().__init__(lambda line: None)
-        self.at, self.number = step, number
-
-    def step(self, step: int, loss: float) -> None:
-        if step == self.at:
-            os.kill(os.getpid(), self.number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -48,7 +48,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # sdpa reads strided heads and lays its output out as (B, L, H, d): between the projections all is views.
         heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(attend(heads).transpose(1, 2).flatten(2))
+        return self.proj(self.attend(heads).transpose(1, 2).flatten(2))
+
+    def attend(self, heads: Tensor) -> Tensor:
+        """Shape: (3, B, H, L, d) → (B, H, L, d)."""
+        return attend(heads)
 
 
 SHORT = 128

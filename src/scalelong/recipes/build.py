@@ -13,7 +13,7 @@ from ..diffusion import DiffusionProcess, build_schedule
 from ..models import UViT
 from ..models.presets import build_text_unet, build_unet
 from ..skips import AbsorbedScalingWarning, scale_skips
-from .config import Config, DiffusionConfig, ScalingConfig, TrainingConfig, UNetConfig, UViTConfig
+from .config import Config, DiffusionConfig, ScalingConfig, UNetConfig, UViTConfig
 from .load import load_recipe, recipe_names
 
 
@@ -76,12 +76,6 @@ def text_options(model: UNetConfig, width: int) -> dict[str, Any]:
     """What the UNet with cross-attention calls by other names: its `attention_head_dim` counts heads."""
     heads = tuple(max(1, size // (model.attention_head_dim or size)) for size in model.block_out_channels)
     return {"cross_attention_dim": width, "attention_head_dim": heads}
-
-
-def lay_out(network: nn.Module, config: TrainingConfig) -> nn.Module:
-    """The network in the memory layout of its recipe; the same object."""
-    layout = torch.channels_last if config.channels_last else torch.preserve_format
-    return network.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
 
 
 def scale(network: nn.Module, config: ScalingConfig) -> nn.Module:

@@ -114,7 +114,8 @@ class TrainingConfig(Section):
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """What several processes share: ddp = the batch; fsdp = the batch, and the memory of weights and optimiser."""
     compile: bool = False
-    channels_last: bool = False
+    channels_last: bool | Literal["auto"] = "auto"
+    """The layout of images and kernels; auto = on GPUs."""
     log_every: Whole = 10
     eval_every: Whole | None = 1000
     """null = never, here and for sample_every."""

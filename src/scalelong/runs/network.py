@@ -7,8 +7,9 @@ import json
 from torch import nn
 
 from ..devices import own_device
-from ..recipes.build import build_model, lay_out
+from ..recipes.build import build_model
 from ..recipes.config import Config, Weights
+from ..recipes.layout import lay_out
 from .checkpoint import Checkpoint
 from .manifest import MANIFEST
 

@@ -13,10 +13,10 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from ..devices import best_device, check_compiler, has_bf16
-from ..recipes.build import lay_out
 from ..recipes.config import Config, OptimConfig, TrainingConfig
+from ..recipes.layout import lay_out
+from .cpu import take_cpu_layers
 from .sharding import shard
-from .token_linear import take_tokens_as_pixels
 
 # The devices whose AdamW is one kernel in every supported version of torch.
 FUSED = {"cuda", "cpu", "xpu"}
@@ -97,7 +97,7 @@ def place(network: nn.Module, config: TrainingConfig, accelerator: Any) -> nn.Mo
     sharded = shares_weights(config, accelerator)
     if not sharded:
         # Shards are rows of the plain layout; convolutions follow the layout of the images then.
-        take_tokens_as_pixels(lay_out(network.to(accelerator.device), config))
+        take_cpu_layers(lay_out(network.to(accelerator.device), config), accelerator.device)
     if config.compile:
         # In place, so that the names of parameters stay; skips are scaled by now, hooks are traced with the network.
         network.compile()

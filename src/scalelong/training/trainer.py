@@ -19,6 +19,7 @@ from ..recipes.build import build_model, build_process
 from ..recipes.conditions import conditioning_of
 from ..recipes.config import Config
 from ..recipes.inputs import open_inputs, stream_positions
+from ..recipes.layout import has_channels_last
 from ..runs.checkpoint import Checkpoint
 from ..runs.resume import Start, check_unchanged, drop_later, find_start
 from ..runs.run import Run, RunError, environment, last_precision
@@ -115,7 +116,7 @@ class Trainer:
         self.inputs = open_inputs(config, rank=rank, world=world, device=self.device)
         self.batches = self.inputs.batches
         self.conditioning = conditioning_of(config, self.inputs.empty_text)
-        own, channels_last = self.batches.own, config.training.channels_last
+        own, channels_last = self.batches.own, has_channels_last(config.training, self.device)
         self.objective = Objective(process, self.conditioning, config.seed, batch_size, own, channels_last)
 
     def _build_model(self) -> None:

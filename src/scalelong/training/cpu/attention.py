@@ -1,0 +1,70 @@
+"""Attention over a few heads at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...models.uvit import Attention, attend
+
+MOST_TOKENS = 512
+"""Beyond it the probabilities, which are kept for the backward pass, take much memory in float32."""
+
+CACHED_BYTES = 2**21
+"""Scores to work on at a time, so that they stay in the processor's caches."""
+
+
+class AttentionInParts(Attention):
+    """Attention that trains through plain products over parts of the heads: torch's fused kernel is slow backwards."""
+
+    def attend(self, heads: Tensor) -> Tensor:
+        trains = heads.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if not trains or heads.shape[-2] > MOST_TOKENS:
+            return super().attend(heads)
+        output: Any = AttendInParts.apply(heads.contiguous())
+        return output
+
+
+class AttendInParts(torch.autograd.Function):
+    """softmax(q·kᵀ/√d)·v. Shape: (3, B, H, L, d), contiguous → (B, H, L, d)."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor) -> Tensor:
+        query, key, value = heads.flatten(1, 2)
+        scale = query.shape[-1] ** -0.5
+        probabilities, output = query.new_empty(*query.shape[:2], query.shape[1]), torch.empty_like(query)
+        with torch.autocast("cpu", enabled=False):
+            for own, scores in parts(probabilities):
+                torch.baddbmm(scores, query[own], key[own].mT, beta=0, alpha=scale, out=scores)
+                torch.softmax(scores, dim=-1, out=probabilities[own])
+                torch.bmm(probabilities[own], value[own], out=output[own])
+        ctx.save_for_backward(heads, probabilities)
+        return output.view(heads.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Tensor:
+        (gradient,), (heads, probabilities) = gradients, ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # The gradient's own derivative is wanted too, which torch knows of the plain form.
+            return torch.autograd.grad(attend(heads), heads, gradient, create_graph=True)[0]
+        query, key, value = packed = heads.flatten(1, 2)
+        scale = query.shape[-1] ** -0.5
+        upstream, found = gradient.flatten(0, 1).contiguous(), torch.empty_like(packed)
+        for own, scores in parts(probabilities):
+            chosen = probabilities[own]
+            torch.bmm(chosen.mT, upstream[own], out=found[2, own])
+            torch.bmm(upstream[own], value[own].mT, out=scores)
+            inner = torch.ops.aten._softmax_backward_data(scores, chosen, -1, chosen.dtype)
+            torch.baddbmm(query[own], inner, key[own], beta=0, alpha=scale, out=found[0, own])
+            torch.baddbmm(key[own], inner.mT, query[own], beta=0, alpha=scale, out=found[1, own])
+        return found.view(heads.shape)
+
+
+def parts(probabilities: Tensor) -> list[tuple[slice, Tensor]]:
+    """Which heads to take at a time, each with room for their scores. Shape: (N, L, L)."""
+    heads, tokens, _ = probabilities.shape
+    size = max(1, min(heads, CACHED_BYTES // (tokens**2 * probabilities.element_size())))
+    room = probabilities.new_empty(size, tokens, tokens)
+    return [(slice(start, start + size), room[: heads - start]) for start in range(0, heads, size)]

@@ -1,0 +1,81 @@
+"""Linear layers through oneDNN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# From here on a step is faster with the convolution.
+FEWEST_TOKENS, FEWEST_PRODUCTS = 256, 2**26
+
+
+class TokenLinear(nn.Linear):
+    """A linear layer that trains on many tokens as the pixels of one image, as a 1×1 convolution.
+
+    For matrix products of float32 torch asks MKL, for convolutions oneDNN, which reaches more of the peak; it adds the
+    bias in passing, which bf16 gains from. Without gradients it is a plain linear layer: what is drawn and measured
+    must not depend on the number of threads, and with one thread torch does not ask oneDNN.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and self._is_faster_as_convolution(input)):
+            return super().forward(input)
+        tokens, weight, bias = autocast(input.reshape(-1, self.in_features).contiguous(), self.weight, self.bias)
+        output: Any = ConvolvedTokens.apply(tokens, weight, bias)
+        return output.view(*input.shape[:-1], self.out_features)
+
+    def _is_faster_as_convolution(self, input: Tensor) -> bool:
+        # Compiled code has its own ways with matrix products.
+        if torch.compiler.is_compiling() or torch.get_num_threads() == 1:
+            return False
+        if not input.is_cpu or not all(tensor.dtype is torch.float32 for tensor in (input, self.weight)):
+            return False
+        tokens = input.numel() // self.in_features
+        return tokens >= FEWEST_TOKENS and tokens * self.weight.numel() >= FEWEST_PRODUCTS
+
+
+class ConvolvedTokens(torch.autograd.Function):
+    """x·Wᵀ + b. Shapes: x (T, D), W (E, D), b (E) → (T, E)."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(tokens, weight)
+        return as_tokens(F.conv2d(as_pixels(tokens), weight[:, :, None, None], bias))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        (gradient,), (tokens, weight) = gradients, ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        # By itself: oneDNN takes longer to sum the bias's gradient beside that of the weight.
+        for_bias = gradient.sum(0) if wanted[2] else None
+        if tokens.dtype is not torch.float32:
+            # oneDNN's own products, which are faster than its convolutions here.
+            return gradient @ weight if wanted[0] else None, gradient.mT @ tokens if wanted[1] else None, for_bias
+        mask = [*wanted[:2], False]
+        pixels, upstream = as_pixels(tokens), as_pixels(gradient.contiguous())
+        for_pixels, for_kernel, _ = torch.ops.aten.convolution_backward(
+            upstream, pixels, weight[:, :, None, None], None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask
+        )
+        for_tokens = None if for_pixels is None else as_tokens(for_pixels)
+        return for_tokens, None if for_kernel is None else for_kernel[:, :, 0, 0], for_bias
+
+
+def as_pixels(tokens: Tensor) -> Tensor:
+    """A view of tokens as one image whose channels vary fastest. Shape: (T, D) → (1, D, 1, T)."""
+    return tokens.view(1, 1, *tokens.shape).permute(0, 3, 1, 2)
+
+
+def as_tokens(pixels: Tensor) -> Tensor:
+    """Shape: (1, D, 1, T) → (T, D)."""
+    return pixels.permute(0, 2, 3, 1)[0, 0]
+
+
+def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The tensors as autocast gives them to a linear layer."""
+    if not torch.is_autocast_enabled("cpu"):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype("cpu")
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
