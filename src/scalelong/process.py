@@ -1,9 +1,13 @@
-"""A setting for processes that are ours alone, such as those of the command line; a library's caller keeps its own."""
+"""For processes that are ours alone, such as those of the command line: their memory, and how they end."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import os
 import platform
+import sys
+from typing import NoReturn
 
 # glibc's numbers of its own options, from malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -22,3 +26,16 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all(mallopt(option, LARGEST) == 1 for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process after its exit handlers, but without taking Python apart.
+
+    The threads in which torch sends tensors between processes on CPUs (gloo) outlive the end of their group, to which
+    torch itself keeps references. Where one of them lets go of its last tensor just when Python is taken apart, it
+    aborts the process ("terminate called without an active exception"), although all of its work was done.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 
-from ..process import keep_freed_memory
+from ..process import end_process, keep_freed_memory
 
 
 def main() -> None:
@@ -20,7 +20,12 @@ def main() -> None:
             raise
         print(f'error: the command line needs {package}: pip install "scalelong[train]"', file=sys.stderr)
         sys.exit(2)
-    app(prog_name="scalelong")
+    try:
+        app(prog_name="scalelong")
+    except SystemExit as end:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and isinstance(end.code, int | None):
+            end_process(end.code or 0)
+        raise
 
 
 def prepare_process() -> None:
