@@ -120,7 +120,7 @@ class Due:
     @property
     def grid(self) -> Path:
         """The file of the grid of the state's step."""
-        return self.run.samples / f"step-{self.state.step:06d}.png"
+        return grid_of(self.run, self.state.step)
 
     def _is_due(self, every: int | None) -> bool:
         return every is not None and (self.state.step % every == 0 or self.state.step == self.config.training.steps)
@@ -140,9 +140,16 @@ class Due:
         return heldout_condition(self.inputs, self.conditioning, count)
 
 
-def is_finished(config: Config, start: Start, *, evaluates: bool) -> bool:
-    """Whether nothing is left to do: all steps are done, and the last is evaluated if that is due."""
+def grid_of(run: Run, step: int) -> Path:
+    """The file of the grid of a step."""
+    return run.samples / f"step-{step:06d}.png"
+
+
+def is_finished(config: Config, run: Run, start: Start, *, evaluates: bool) -> bool:
+    """Whether nothing is left to do: all steps are done, and the last has the grid and the evaluation that are due."""
     steps, checkpoint = config.training.steps, start.checkpoint
-    if start.step != steps or checkpoint is None or not evaluates or config.evaluation.every is None:
+    if start.step != steps or checkpoint is None:
         return start.step >= steps
-    return checkpoint.state().get("evaluated") == steps
+    if start.own and config.training.sample_every is not None and not grid_of(run, steps).is_file():
+        return False
+    return not evaluates or config.evaluation.every is None or checkpoint.state().get("evaluated") == steps

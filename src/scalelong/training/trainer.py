@@ -70,7 +70,7 @@ def train(
     """
     run = Run(Path(out))
     start = find_start(run, config, resume)
-    if is_finished(config, start, evaluates=evaluate is not None):
+    if is_finished(config, run, start, evaluates=evaluate is not None):
         return Result(run.folder, start.step, config.training.steps, trained=0)
     with in_contact():
         trainer = Trainer(config, run, start, display=display, monitor=monitor, evaluate=evaluate)
@@ -234,7 +234,7 @@ class Trainer:
     def _make_up(self) -> None:
         """Do what was due after the step that the run goes on from, if it was stopped or killed before that."""
         start = self.begin
-        if start.own and self.state.step < self.config.training.steps:
+        if start.own:
             self.due.missing_samples()
         if self.due.owes_evaluation() and self._evaluate():
             self._save(start.checkpoint.metric if start.checkpoint is not None and start.own else None)
