@@ -41,7 +41,7 @@ from typing import Any
 import torch
 from common import CLOCKS, Peer, bootstrap_median
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count, sdpa_flop
 from workload import CASES, Case, plain_loop, recipe
 
 from scalelong.devices import best_device
@@ -168,9 +168,13 @@ def count_operations(step: Callable[[], Any]) -> int:
     def backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
         return 2 * sdpa_flop(query, key, value)
 
+    def convolution(images: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+        return conv_flop_count(images, weight, out_shape)
+
     forward = lambda query, key, value, *_, **__: sdpa_flop(query, key, value)  # noqa: E731
-    # torch counts the kernels of GPUs only.
+    # Of these torch counts the kernels of GPUs only.
     kernels = {
+        torch.ops.aten.mkldnn_convolution: convolution,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: forward,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
     }
