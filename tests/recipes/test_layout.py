@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import profile
 
-from scalelong.recipes import build_model, load_recipe
 from scalelong.recipes.config import TrainingConfig
-from scalelong.recipes.layout import KeptConv2d, has_channels_last, lay_out
+from scalelong.recipes.layout import has_channels_last, lay_out
+from scalelong.recipes.steady import SteadyConv2d
 
 
 def config(channels_last: bool | str = "auto") -> TrainingConfig:
@@ -57,7 +56,7 @@ def test_a_weight_is_not_copied_for_an_input_with_its_channels_last() -> None:
 def test_outputs_and_gradients_are_those_of_the_plain_convolution(side: int, channels_last: bool) -> None:
     plain = nn.Conv2d(16, 24, side)
     kept = lay_out(copy.deepcopy(plain), config(channels_last))
-    assert type(kept) is KeptConv2d
+    assert type(kept) is SteadyConv2d
     images = torch.randn(2, 16, 8, 8)
     for x in (images, with_channels_last(images)):
         found, expected = (
@@ -73,34 +72,3 @@ def test_layers_that_are_something_else_stay_so() -> None:
             return 2 * super().forward(input)
 
     assert type(lay_out(Doubled(1, 1, 1), config())) is Doubled
-
-
-def with_threads(count: int, compute: Callable[[], Tensor]) -> Tensor:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        return compute()
-    finally:
-        torch.set_num_threads(before)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("batch", [1, 3, 12, 16])
-def test_one_thread_gives_the_bits_of_two(batch: int) -> None:
-    torch.manual_seed(0)
-    images, plain = torch.randn(batch, 96, 32, 32), nn.Conv2d(96, 32, 1)
-    kept = lay_out(copy.deepcopy(plain), config())
-    one, two = (with_threads(count, lambda: kept(images)) for count in (1, 2))
-    assert torch.equal(one, two)
-    # Nothing is changed for those who have several threads.
-    assert torch.equal(two, with_threads(2, lambda: plain(images)))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("batch", [1, 3, 12])
-def test_a_unet_draws_alike_with_one_thread_and_with_two(batch: int) -> None:
-    recipe = load_recipe("cifar10-tiny-unet")
-    network = lay_out(build_model(recipe).eval(), recipe.training)
-    images, times = torch.randn(batch, 3, 32, 32), torch.arange(batch) * 80
-    one, two = (with_threads(count, lambda: network(images, times).sample) for count in (1, 2))
-    assert torch.equal(one, two)

@@ -6,12 +6,14 @@ import torch
 from torch import nn
 
 from ...models.uvit import Attention
+from ...recipes.steady import SteadyLinear
 from .attention import AttentionInParts
 from .dropout import QuickDropout
 from .linear import TokenLinear
 
 FASTER: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: TokenLinear,
+    SteadyLinear: TokenLinear,
     nn.Dropout: QuickDropout,
     Attention: AttentionInParts,
 }

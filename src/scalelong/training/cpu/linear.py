@@ -6,18 +6,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from ...recipes.steady import SteadyLinear
 
 # From here on a step is faster with the convolution.
 FEWEST_TOKENS, FEWEST_PRODUCTS = 256, 2**26
 
 
-class TokenLinear(nn.Linear):
+class TokenLinear(SteadyLinear):
     """A linear layer that trains on many tokens as the pixels of one image, as a 1×1 convolution.
 
     For matrix products of float32 torch asks MKL, for convolutions oneDNN, which reaches more of the peak; it adds the
-    bias in passing, which bf16 gains from. Without gradients it is a plain linear layer: what is drawn and measured
-    must not depend on the number of threads, and with one thread torch does not ask oneDNN.
+    bias in passing, which bf16 gains from. Without gradients it is that of the network which is drawn from.
     """
 
     def forward(self, input: Tensor) -> Tensor:

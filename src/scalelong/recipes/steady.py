@@ -1,0 +1,144 @@
+"""Layers that give the same bits with any number of threads, where no gradients are wanted.
+
+On a CPU torch's choice of kernels, and the places where it cuts the work for its threads, depend on their number. What
+is drawn must not: `torchrun` gives a process one thread, and a process by itself takes all cores.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SMALL_IMAGE = 20_480
+"""One image of up to so many numbers torch convolves by itself, with any number of threads."""
+FEW_ROWS = 64
+"""Of more, products were seen to depend on the threads in rare cases only."""
+LARGE_PLANE = 1024
+"""From so many pixels on, torch cuts images with their channels last for its threads to norm them."""
+SHARE = 32_768
+"""A thread gets at least so many numbers of an element-wise function."""
+VECTOR = 64
+"""A multiple of the numbers that are computed at once."""
+
+
+def make_steady(network: nn.Module) -> nn.Module:
+    """Make layers steady, whose names, parameters and, with gradients, results stay theirs; the same object."""
+    for module in network.modules():
+        # Not of subclasses, which may do something else.
+        if type(module) in STEADY:
+            module.__class__ = STEADY[type(module)]
+        elif type(module).__name__ == "GEGLU":  # Of diffusers, which need not be installed.
+            module.gelu = gelu  # pyright: ignore[reportArgumentType]
+    return network
+
+
+def must_be_steady(input: Tensor) -> bool:
+    """Whether a result may not depend on the threads; compiled code has its own ways."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    return input.is_cpu and input.dtype is torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def has_planes(weight: Tensor) -> bool:
+    """Whether the numbers of a channel lie together, and not those of a pixel; kernels of one pixel are both."""
+    return weight.is_contiguous() and not weight.is_contiguous(memory_format=torch.channels_last)
+
+
+class SteadyConv2d(nn.Conv2d):
+    """A convolution whose kernels of one pixel always go to oneDNN, and that keeps to the layout of its weight.
+
+    With one thread and few images torch asks MKL. As to the layout, it brings the weight into that of the input, at
+    every call and once more for the gradient, and the weight's gradient back: behind an attention all of a UNet's
+    planes come with their channels last, which cost 3 % of a training step.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        input = input.contiguous() if has_planes(self.weight) else input
+        if not (must_be_steady(input) and self._is_chosen_by_threads(input)):
+            return super().forward(input)
+        return torch.mkldnn_convolution(input, self.weight, self.bias, (0, 0), self.stride, self.dilation, self.groups)
+
+    def _is_chosen_by_threads(self, input: Tensor) -> bool:
+        is_pixel = self.kernel_size == (1, 1) and self.padding in (0, (0, 0)) and input.ndim == 4
+        return is_pixel and (len(input) > 1 or input.numel() > SMALL_IMAGE)
+
+
+class SteadyLinear(nn.Linear):
+    """A linear layer that takes few rows, such as times, to oneDNN as pixels: with MKL they depend on the threads."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not must_be_steady(input) or input.numel() > FEW_ROWS * self.in_features:
+            return super().forward(input)
+        rows = input.reshape(1, 1, -1, self.in_features).permute(0, 3, 1, 2)
+        output = torch.mkldnn_convolution(rows, self.weight[:, :, None, None], self.bias, (0, 0), (1, 1), (1, 1), 1)
+        return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], self.out_features)
+
+
+class SteadyGroupNorm(nn.GroupNorm):
+    """A norm for which no image is cut, so that one thread sums it up; images that fill up are left out again.
+
+    Images whose channels come last are cut where the threads' equal shares of all pixels end, and summed up by parts.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        missing = -len(input) % torch.get_num_threads()
+        if missing == 0 or not (must_be_steady(input) and self._is_cut(input)):
+            return super().forward(input)
+        return super().forward(torch.cat([input, *[input[:1]] * missing]))[: len(input)]
+
+    def _is_cut(self, input: Tensor) -> bool:
+        return input.ndim == 4 and not input.is_contiguous() and input[0, 0].numel() >= LARGE_PLANE
+
+
+class SteadySiLU(nn.SiLU):
+    """x·sigmoid(x) in whole vectors: what is left over at the end of a thread's share is rounded otherwise."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.inplace or not must_be_steady(input):
+            return super().forward(input)
+        input = in_one_piece(input)
+        whole = shared_evenly(input.numel(), torch.get_num_threads())
+        if whole == input.numel():
+            return super().forward(input)
+        output = torch.empty_like(input)
+        for part in (slice(whole), slice(whole, None)):
+            torch.ops.aten.silu.out(in_memory(input)[part], out=in_memory(output)[part])
+        return output
+
+
+def shared_evenly(count: int, threads: int) -> int:
+    """How many of so many numbers all threads share in whole vectors, so few left that one thread takes them.
+
+    >>> shared_evenly(100_000, 1), shared_evenly(100_000, 3)
+    (100000, 99840)
+    """
+    parts = min(threads, -(-count // SHARE))
+    if parts < 2:
+        return count
+    # With fewer than the second there were one part less, and its shares would be others.
+    return max(count - count % (parts * VECTOR), (parts - 1) * SHARE)
+
+
+def gelu(gate: Tensor) -> Tensor:
+    """GELU(x), for which oneDNN takes tensors in one piece; torch's own rounds what is left over otherwise."""
+    return F.gelu(gate.contiguous() if must_be_steady(gate) else gate)
+
+
+def in_one_piece(input: Tensor) -> Tensor:
+    """The tensor, or a copy, without gaps, in one of two layouts."""
+    last = input.ndim == 4 and input.is_contiguous(memory_format=torch.channels_last)
+    return input if last else input.contiguous()
+
+
+def in_memory(input: Tensor) -> Tensor:
+    """The numbers of a tensor without gaps as they lie. Shape: (...) → (n,)."""
+    return input.as_strided((input.numel(),), (1,))
+
+
+STEADY: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv2d: SteadyConv2d,
+    nn.Linear: SteadyLinear,
+    nn.GroupNorm: SteadyGroupNorm,
+    nn.SiLU: SteadySiLU,
+}

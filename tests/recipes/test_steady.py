@@ -1,0 +1,104 @@
+"""Steady layers: what is computed without gradients does not depend on the number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scalelong.recipes import Config, build_model, load_recipe
+from scalelong.recipes.layout import lay_out
+from scalelong.recipes.steady import make_steady, shared_evenly
+
+SIZE = ("model.block_out_channels=[32, 64]", "model.depth=1", "model.attention=[16]")
+RECIPES = {
+    "unet": ("cifar10-tiny-unet", *SIZE, "training.channels_last=false"),
+    "unet with its channels last": ("cifar10-tiny-unet", *SIZE, "training.channels_last=true"),
+    "text unet": ("flickr-tiny-unet", *SIZE, "training.channels_last=true"),
+    "uvit": ("cifar10-tiny-uvit", "model.embed_dim=64", "model.depth=2"),
+}
+
+LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
+    "kernels of one pixel": (nn.Conv2d(96, 32, 1), torch.randn(3, 96, 32, 32)),
+    "few rows": (nn.Linear(128, 256), torch.randn(5, 128)),
+    "norm": (nn.GroupNorm(8, 32), torch.randn(1, 32, 32, 32).to(memory_format=torch.channels_last)),
+    "silu": (nn.SiLU(), torch.randn(7, 37, 31, 31)),
+    "silu with its channels last": (nn.SiLU(), torch.randn(7, 37, 31, 31).to(memory_format=torch.channels_last)),
+    "silu with gaps": (nn.SiLU(), torch.randn(2, 300, 320)[..., :300]),
+}
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def with_threads(compute: Callable[[], Tensor]) -> list[Tensor]:
+    """What is computed with 1, 2, 3 and 4 threads."""
+    found = []
+    for threads in (1, 2, 3, 4):
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            found.append(compute())
+    return found
+
+
+def is_same(found: list[Tensor]) -> bool:
+    return all(torch.equal(found[0], other) for other in found[1:])
+
+
+def network_and_inputs(config: Config, batch: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(batch)
+    network = lay_out(build_model(config).eval(), config.training)
+    inputs = {"sample" if config.model.kind == "unet" else "x": torch.randn(batch, 3, 32, 32)}
+    inputs["timestep" if config.model.kind == "unet" else "timesteps"] = torch.randint(0, 1000, (batch,))
+    if config.labels is not None:
+        labels = torch.randint(0, config.labels.embeddings, (batch,))
+        inputs["class_labels" if config.model.kind == "unet" else "y"] = labels
+    if config.text is not None:
+        inputs["encoder_hidden_states"] = torch.randn(batch, config.text.max_length, config.text.width)
+    return network, inputs
+
+
+@pytest.mark.parametrize("batch", [1, 5, 16])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_output_of_a_network_does_not_depend_on_the_number_of_threads(recipe: str, batch: int) -> None:
+    name, *overrides = RECIPES[recipe]
+    network, inputs = network_and_inputs(load_recipe(name, overrides), batch)
+    read = lambda output: output if isinstance(output, Tensor) else output.sample  # noqa: E731
+    assert is_same(with_threads(lambda: read(network(**inputs))))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_that_depends_on_the_number_of_threads_is_made_steady(layer: str) -> None:
+    module, x = LAYERS[layer]
+    steady = make_steady(nn.Sequential(module))
+    assert is_same(with_threads(lambda: steady(x)))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_steady_layer_computes_what_it_did_and_with_gradients_to_the_bit(layer: str) -> None:
+    module, x = LAYERS[layer]
+    plain = type(module).__mro__[1] if type(module).__name__.startswith("Steady") else type(module)
+    make_steady(nn.Sequential(module))
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        assert torch.equal(module(x), plain.forward(module, x))
+        with torch.no_grad():
+            found = module(x)
+            # Another order of adding: a few roundings of numbers around one.
+            torch.testing.assert_close(found, plain.forward(module, x), rtol=1e-5, atol=1e-5)
+        assert found.stride() == x.stride() or not x.is_contiguous() or x.shape != found.shape
+
+
+@pytest.mark.parametrize("threads", range(1, 9))
+def test_all_threads_get_whole_vectors_and_one_takes_the_rest(threads: int) -> None:
+    for count in (1, 32_767, 32_769, 65_537, 100_000, 98_305, 1_000_003):
+        whole = shared_evenly(count, threads)
+        parts = min(threads, -(-whole // 32_768))
+        assert 0 <= count - whole < 32_768
+        assert parts == 1 or (whole % parts == 0 and whole // parts % 64 == 0)
