@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.profiler import profile
 
 from scalelong.recipes.config import TrainingConfig
-from scalelong.recipes.layout import has_channels_last, lay_out
+from scalelong.recipes.layout import for_drawing, has_channels_last, lay_out
 from scalelong.recipes.steady import SteadyConv2d
 
 
@@ -72,3 +72,14 @@ def test_layers_that_are_something_else_stay_so() -> None:
             return 2 * super().forward(input)
 
     assert type(lay_out(Doubled(1, 1, 1), config())) is Doubled
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_kernels_have_their_channels_last_while_images_are_drawn_and_are_as_before_then(channels_last: bool) -> None:
+    network = lay_out(nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 1), nn.Linear(3, 3)), config(channels_last))
+    before = [(weight, weight.stride(), weight.detach().clone()) for weight in network.parameters()]
+    with pytest.raises(KeyboardInterrupt), for_drawing(network):
+        assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
+        raise KeyboardInterrupt
+    for weight, (same, stride, values) in zip(network.parameters(), before, strict=True):
+        assert weight is same and weight.stride() == stride and torch.equal(weight, values)

@@ -14,7 +14,7 @@ from scalelong.recipes.steady import make_steady, shared_evenly
 
 SIZE = ("model.block_out_channels=[32, 64]", "model.depth=1", "model.attention=[16]")
 RECIPES = {
-    "unet": ("cifar10-tiny-unet", *SIZE, "training.channels_last=false"),
+    "unet with whole planes": ("cifar10-tiny-unet", *SIZE, "training.channels_last=false"),
     "unet with its channels last": ("cifar10-tiny-unet", *SIZE, "training.channels_last=true"),
     "text unet": ("flickr-tiny-unet", *SIZE, "training.channels_last=true"),
     "uvit": ("cifar10-tiny-uvit", "model.embed_dim=64", "model.depth=2"),

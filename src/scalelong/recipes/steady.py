@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 SMALL_IMAGE = 20_480
 """One image of up to so many numbers torch convolves by itself, with any number of threads."""
-FEW_ROWS = 64
+FEW_ROWS = 32
 """Of more, products were seen to depend on the threads in rare cases only."""
 LARGE_PLANE = 1024
 """From so many pixels on, torch cuts images with their channels last for its threads to norm them."""
@@ -68,7 +68,7 @@ class SteadyLinear(nn.Linear):
     """A linear layer that takes few rows, such as times, to oneDNN as pixels: with MKL they depend on the threads."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not must_be_steady(input) or input.numel() > FEW_ROWS * self.in_features:
+        if not must_be_steady(input) or not 1 < input.numel() // self.in_features < FEW_ROWS:
             return super().forward(input)
         rows = input.reshape(1, 1, -1, self.in_features).permute(0, 3, 1, 2)
         output = torch.mkldnn_convolution(rows, self.weight[:, :, None, None], self.bias, (0, 0), (1, 1), (1, 1), 1)

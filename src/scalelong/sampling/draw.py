@@ -23,6 +23,7 @@ from ..recipes.complaints import complaints
 from ..recipes.conditions import NOTHING, Condition, Conditioning, conditioning_of, spread_labels
 from ..recipes.config import Config, Weights
 from ..recipes.inputs import Inputs, open_inputs
+from ..recipes.layout import for_drawing
 from ..recipes.load import RecipeError
 from ..runs.checkpoint import Checkpoint
 from ..runs.choice import choose_checkpoint
@@ -65,9 +66,9 @@ def sample_run(
 
     Image k has the seed `seed + k`, so it does not depend on how many are drawn. Images that are there are not drawn
     again, after an interruption or for a larger `count`; processes started by torchrun share the rest. At the same
-    `batch` and number of threads the files are the same to the bit; `compile` takes its time once for every size of
-    batch, draws faster then, and has a folder of its own. `checkpoint` is last, best or a step. What is not given is as
-    the recipe's `sampling:` block says.
+    `batch` the files are the same to the bit; `compile` takes its time once for every size of batch, draws faster then,
+    and has a folder of its own. `checkpoint` is last, best or a step. What is not given is as the recipe's `sampling:`
+    block says.
     """
     run, wish = Run(Path(folder)), wish or Wish()
     given = {"steps": steps, "sampler": sampler, "guidance": guidance}
@@ -180,17 +181,18 @@ class Artist:
     def draw(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
         """Images, in one batch. Shape: (len(numbers), C, H, W), uint8."""
         config, sampling = self.config, self.config.sampling
-        drawn = sample(
-            self.conditioning.guided(self.model, self.conditions(numbers).to(self.device), sampling.guidance),
-            build_process(config.diffusion),
-            config.sample_shape,
-            seeds=[self.seed + number for number in numbers],
-            steps=min(sampling.steps, config.diffusion.steps),
-            sampler=sampling.sampler,
-            clip=config.latents is None,
-            device=self.device,
-            progress=lambda done, steps: progress(done / steps),
-        )
+        with for_drawing(self.model):
+            drawn = sample(
+                self.conditioning.guided(self.model, self.conditions(numbers).to(self.device), sampling.guidance),
+                build_process(config.diffusion),
+                config.sample_shape,
+                seeds=[self.seed + number for number in numbers],
+                steps=min(sampling.steps, config.diffusion.steps),
+                sampler=sampling.sampler,
+                clip=config.latents is None,
+                device=self.device,
+                progress=lambda done, steps: progress(done / steps),
+            )
         images = drawn if self.decoder is None else self.decoder.decode(drawn)
         warn_of_overflow(images, numbers)
         return to_uint8(images).cpu()
