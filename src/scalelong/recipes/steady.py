@@ -82,9 +82,10 @@ class SteadyGroupNorm(nn.GroupNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        missing = -len(input) % torch.get_num_threads()
-        if missing == 0 or not (must_be_steady(input) and self._is_cut(input)):
+        # In this order: what is compiled must not come to the number of threads, at which it would break off.
+        if not (must_be_steady(input) and self._is_cut(input)):
             return super().forward(input)
+        missing = -len(input) % torch.get_num_threads()
         return super().forward(torch.cat([input, *[input[:1]] * missing]))[: len(input)]
 
     def _is_cut(self, input: Tensor) -> bool:

@@ -65,6 +65,18 @@ class AttendInParts(torch.autograd.Function):
 def parts(probabilities: Tensor) -> list[tuple[slice, Tensor]]:
     """Which heads to take at a time, each with room for their scores. Shape: (N, L, L)."""
     heads, tokens, _ = probabilities.shape
-    size = max(1, min(heads, CACHED_BYTES // (tokens**2 * probabilities.element_size())))
+    most = max(1, CACHED_BYTES // (tokens**2 * probabilities.element_size()))
+    size = even_share(heads, most, torch.get_num_threads())
     room = probabilities.new_empty(size, tokens, tokens)
     return [(slice(start, start + size), room[: heads - start]) for start in range(0, heads, size)]
+
+
+def even_share(count: int, most: int, threads: int) -> int:
+    """How many to take at a time, about `most`, so that no thread waits: a multiple of them, and no small rest.
+
+    >>> even_share(64, 7, 2), even_share(256, 124, 2), even_share(3, 7, 2)
+    (8, 86, 3)
+    """
+    turns = -(-count // (most + threads - 1))
+    share = -(-count // turns)
+    return min(count, -(-share // threads) * threads)
