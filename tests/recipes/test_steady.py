@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from scalelong.models.uvit import MLP
 from scalelong.recipes import Config, build_model, load_recipe
-from scalelong.recipes.layout import lay_out
-from scalelong.recipes.steady import make_steady, shared_evenly
+from scalelong.recipes.layout import for_drawing, lay_out
+from scalelong.recipes.steady import NormedSiLU, SteadyLinear, make_steady, shared_evenly
+from scalelong.training.cpu import take_cpu_layers
 
 SIZE = ("model.block_out_channels=[32, 64]", "model.depth=1", "model.attention=[16]")
 RECIPES = {
@@ -23,6 +26,8 @@ RECIPES = {
 LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
     "kernels of one pixel": (nn.Conv2d(96, 32, 1), torch.randn(3, 96, 32, 32)),
     "few rows": (nn.Linear(128, 256), torch.randn(5, 128)),
+    "large products": (nn.Linear(384, 256), torch.randn(3, 77, 384)),
+    "mlp": (MLP(128, 512), torch.randn(3, 77, 128)),
     "norm": (nn.GroupNorm(8, 32), torch.randn(1, 32, 32, 32).to(memory_format=torch.channels_last)),
     "silu": (nn.SiLU(), torch.randn(7, 37, 31, 31)),
     "silu with its channels last": (nn.SiLU(), torch.randn(7, 37, 31, 31).to(memory_format=torch.channels_last)),
@@ -64,20 +69,54 @@ def network_and_inputs(config: Config, batch: int) -> tuple[nn.Module, dict[str,
     return network, inputs
 
 
+def read(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.sample
+
+
 @pytest.mark.parametrize("batch", [1, 5, 16])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_output_of_a_network_does_not_depend_on_the_number_of_threads(recipe: str, batch: int) -> None:
     name, *overrides = RECIPES[recipe]
     network, inputs = network_and_inputs(load_recipe(name, overrides), batch)
-    read = lambda output: output if isinstance(output, Tensor) else output.sample  # noqa: E731
-    assert is_same(with_threads(lambda: read(network(**inputs))))
+    with for_drawing(network):
+        assert is_same(with_threads(lambda: read(network(**inputs))))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_network_that_is_drawn_from_computes_what_it_did(recipe: str) -> None:
+    name, *overrides = RECIPES[recipe]
+    config = load_recipe(name, overrides)
+    network, inputs = network_and_inputs(config, 5)
+    plain = build_model(config).eval()
+    plain.load_state_dict(network.state_dict())
+    before = {name: x.clone() for name, x in inputs.items()}
+    with torch.no_grad(), for_drawing(network):
+        found = read(network(**inputs))
+    # Another order of adding in every layer.
+    torch.testing.assert_close(found, read(plain(**inputs)), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(x, before[name]) for name, x in inputs.items())
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_network_is_compiled_in_one_piece(recipe: str, trains: bool) -> None:
+    name, *overrides = RECIPES[recipe]
+    network, inputs = network_and_inputs(load_recipe(name, overrides), 2)
+    torch.compiler.reset()
+    if trains:
+        take_cpu_layers(network.train(), torch.device("cpu"))
+    compiled = torch.compile(network, fullgraph=True, backend="eager")
+    with torch.set_grad_enabled(trains):
+        # Dropout draws other numbers each time.
+        torch.testing.assert_close(read(compiled(**inputs)).shape, read(network(**inputs)).shape)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_that_depends_on_the_number_of_threads_is_made_steady(layer: str) -> None:
     module, x = LAYERS[layer]
     steady = make_steady(nn.Sequential(module))
-    assert is_same(with_threads(lambda: steady(x)))
+    with for_drawing(steady):
+        assert is_same(with_threads(lambda: steady(x)))
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -88,11 +127,40 @@ def test_a_steady_layer_computes_what_it_did_and_with_gradients_to_the_bit(layer
     for threads in (1, 3):
         torch.set_num_threads(threads)
         assert torch.equal(module(x), plain.forward(module, x))
-        with torch.no_grad():
+        with torch.no_grad(), for_drawing(module):
             found = module(x)
             # Another order of adding: a few roundings of numbers around one.
             torch.testing.assert_close(found, plain.forward(module, x), rtol=1e-5, atol=1e-5)
         assert found.stride() == x.stride() or not x.is_contiguous() or x.shape != found.shape
+
+
+def test_a_packed_weight_is_kept_only_while_images_are_drawn() -> None:
+    (linear,), x = make_steady(nn.Sequential(nn.Linear(384, 256, bias=False))), torch.ones(3, 77, 384)
+    assert isinstance(linear, SteadyLinear)
+    for scale in (1.0, 2.0):
+        with torch.no_grad(), for_drawing(linear):
+            linear.weight.fill_(scale)
+            linear(x[:1, :1])
+            assert linear.packed is None
+            assert torch.equal(linear(x), torch.full((3, 77, 256), 384 * scale))
+            assert linear.packed is not None
+        assert linear.packed is None and not linear.may_pack
+    assert list(linear.state_dict()) == ["weight"]
+
+
+def test_the_activation_of_a_residual_block_overwrites_images_and_no_times() -> None:
+    from diffusers.models.resnet import ResnetBlock2D
+
+    block = ResnetBlock2D(in_channels=32, temb_channels=8, groups=8)
+    activation = make_steady(block).nonlinearity
+    assert type(activation) is NormedSiLU
+    images, times = torch.randn(2, 32, 8, 8), torch.randn(2, 8)
+    with torch.no_grad():
+        assert activation(images).data_ptr() == images.data_ptr()
+        assert activation(times).data_ptr() != times.data_ptr()
+    kept = images.clone().requires_grad_()
+    activation(kept).sum().backward()
+    assert torch.equal(kept, images) and kept.grad is not None
 
 
 @pytest.mark.parametrize("threads", range(1, 9))

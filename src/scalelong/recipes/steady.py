@@ -10,10 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..models.uvit import MLP
+
 SMALL_IMAGE = 20_480
 """One image of up to so many numbers torch convolves by itself, with any number of threads."""
 FEW_ROWS = 32
 """Of more, products were seen to depend on the threads in rare cases only."""
+LARGE_PRODUCT = 2**23
+"""Multiplications from which on oneDNN gains more than a call of it costs."""
+PACKED_ROWS = 64
+"""Rows that weights are packed for; those for more are packed alike."""
 LARGE_PLANE = 1024
 """From so many pixels on, torch cuts images with their channels last for its threads to norm them."""
 SHARE = 32_768
@@ -28,8 +34,11 @@ def make_steady(network: nn.Module) -> nn.Module:
         # Not of subclasses, which may do something else.
         if type(module) in STEADY:
             module.__class__ = STEADY[type(module)]
-        elif type(module).__name__ == "GEGLU":  # Of diffusers, which need not be installed.
+        # Of diffusers, which need not be installed.
+        elif type(module).__name__ == "GEGLU":
             module.gelu = gelu  # pyright: ignore[reportArgumentType]
+        elif type(module).__name__ == "ResnetBlock2D" and type(module.nonlinearity) is nn.SiLU:
+            module.nonlinearity.__class__ = NormedSiLU
     return network
 
 
@@ -65,14 +74,45 @@ class SteadyConv2d(nn.Conv2d):
 
 
 class SteadyLinear(nn.Linear):
-    """A linear layer that takes few rows, such as times, to oneDNN as pixels: with MKL they depend on the threads."""
+    """A linear layer that takes few rows, such as times, to oneDNN as pixels: with MKL they depend on the threads.
+
+    Large products are faster there too, with a weight that was packed for them; small ones are slower.
+    """
+
+    may_pack = False
+    """Whether the weight stays as it is until this is set again."""
+    packed: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if not must_be_steady(input) or not 1 < input.numel() // self.in_features < FEW_ROWS:
+        if not must_be_steady(input):
+            return super().forward(input)
+        if self.takes(input):
+            return self.through(input)
+        if not 1 < input.numel() // self.in_features < FEW_ROWS:
             return super().forward(input)
         rows = input.reshape(1, 1, -1, self.in_features).permute(0, 3, 1, 2)
         output = torch.mkldnn_convolution(rows, self.weight[:, :, None, None], self.bias, (0, 0), (1, 1), (1, 1), 1)
         return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], self.out_features)
+
+    def takes(self, input: Tensor) -> bool:
+        """Whether an input, which must be steady, makes a large product with a weight that may be packed."""
+        return self.may_pack and input.numel() * self.out_features >= LARGE_PRODUCT
+
+    def through(self, input: Tensor, function: str = "none") -> Tensor:
+        """The product with the packed weight, of which an element-wise function is taken in passing."""
+        if self.packed is None:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), PACKED_ROWS)
+        return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, function, [], "none")
+
+
+class SteadyMLP(MLP):
+    """Two linear layers, whose GELU oneDNN takes in passing where the first one is packed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.fc1
+        if isinstance(first, SteadyLinear) and must_be_steady(x) and first.takes(x):
+            return self.fc2(first.through(x, "gelu"))
+        return super().forward(x)
 
 
 class SteadyGroupNorm(nn.GroupNorm):
@@ -99,13 +139,24 @@ class SteadySiLU(nn.SiLU):
         if self.inplace or not must_be_steady(input):
             return super().forward(input)
         input = in_one_piece(input)
-        whole = shared_evenly(input.numel(), torch.get_num_threads())
-        if whole == input.numel():
-            return super().forward(input)
-        output = torch.empty_like(input)
+        output, whole = self.room(input), shared_evenly(input.numel(), torch.get_num_threads())
         for part in (slice(whole), slice(whole, None)):
             torch.ops.aten.silu.out(in_memory(input)[part], out=in_memory(output)[part])
         return output
+
+    def room(self, input: Tensor) -> Tensor:
+        """Where the output goes."""
+        return torch.empty_like(input)
+
+
+class NormedSiLU(SteadySiLU):
+    """That of diffusers' residual blocks, which overwrites images: they come from a norm and nobody else reads them.
+
+    The times, which it gets as well, are those of all blocks.
+    """
+
+    def room(self, input: Tensor) -> Tensor:
+        return input if input.ndim == 4 else super().room(input)
 
 
 def shared_evenly(count: int, threads: int) -> int:
@@ -142,4 +193,5 @@ STEADY: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: SteadyLinear,
     nn.GroupNorm: SteadyGroupNorm,
     nn.SiLU: SteadySiLU,
+    MLP: SteadyMLP,
 }
