@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import platform
 import random
@@ -171,10 +172,14 @@ def count_operations(step: Callable[[], Any]) -> int:
     def convolution(images: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         return conv_flop_count(images, weight, out_shape)
 
+    def packed(rows: Any, weight: Any, *_: Any, **__: Any) -> int:
+        return 2 * math.prod(rows) * weight[0]
+
     forward = lambda query, key, value, *_, **__: sdpa_flop(query, key, value)  # noqa: E731
     # Of these torch counts the kernels of GPUs only.
     kernels = {
         torch.ops.aten.mkldnn_convolution: convolution,
+        torch.ops.mkldnn._linear_pointwise: packed,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: forward,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
     }

@@ -144,7 +144,7 @@ def test_a_packed_weight_is_kept_only_while_images_are_drawn() -> None:
             assert linear.packed is None
             assert torch.equal(linear(x), torch.full((3, 77, 256), 384 * scale))
             assert linear.packed is not None
-        assert linear.packed is None and not linear.may_pack
+        assert linear.packed is None and not linear.draws
     assert list(linear.state_dict()) == ["weight"]
 
 

@@ -33,7 +33,7 @@ def for_drawing(network: nn.Module) -> Iterator[None]:
     kernels = [weight for weight in whole if weight.ndim == 4 and has_planes(weight)]
     linears = [module for module in network.modules() if isinstance(module, SteadyLinear) and is_whole(module.weight)]
     for linear in linears:
-        linear.may_pack = True
+        linear.draws = True
     for kernel in kernels:
         kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)
     try:
@@ -42,7 +42,7 @@ def for_drawing(network: nn.Module) -> Iterator[None]:
         for kernel in kernels:
             kernel.data = kernel.data.contiguous()
         for linear in linears:
-            linear.may_pack, linear.packed = False, None
+            linear.draws, linear.packed = False, None
 
 
 def is_whole(weight: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.uvit import MLP
+from ..models.uvit import MLP, SHORT, Attention
 
 SMALL_IMAGE = 20_480
 """One image of up to so many numbers torch convolves by itself, with any number of threads."""
@@ -79,24 +79,27 @@ class SteadyLinear(nn.Linear):
     Large products are faster there too, with a weight that was packed for them; small ones are slower.
     """
 
-    may_pack = False
-    """Whether the weight stays as it is until this is set again."""
+    draws = False
+    """Whether images are drawn; until it is set again the weight stays as it is."""
     packed: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if not must_be_steady(input):
-            return super().forward(input)
-        if self.takes(input):
-            return self.through(input)
-        if not 1 < input.numel() // self.in_features < FEW_ROWS:
-            return super().forward(input)
+        if self.draws:
+            few = self.in_features < input.numel() < FEW_ROWS * self.in_features
+            # The question comes last, as it takes longer than the sizes: with one image that is a percent of the time.
+            if self.is_large(input) and must_be_steady(input):
+                return self.through(input)
+            if few and must_be_steady(input):
+                return self.as_pixels(input)
+        return F.linear(input, self.weight, self.bias)
+
+    def as_pixels(self, input: Tensor) -> Tensor:
         rows = input.reshape(1, 1, -1, self.in_features).permute(0, 3, 1, 2)
         output = torch.mkldnn_convolution(rows, self.weight[:, :, None, None], self.bias, (0, 0), (1, 1), (1, 1), 1)
         return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], self.out_features)
 
-    def takes(self, input: Tensor) -> bool:
-        """Whether an input, which must be steady, makes a large product with a weight that may be packed."""
-        return self.may_pack and input.numel() * self.out_features >= LARGE_PRODUCT
+    def is_large(self, input: Tensor) -> bool:
+        return input.numel() * self.out_features >= LARGE_PRODUCT
 
     def through(self, input: Tensor, function: str = "none") -> Tensor:
         """The product with the packed weight, of which an element-wise function is taken in passing."""
@@ -110,9 +113,20 @@ class SteadyMLP(MLP):
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.fc1
-        if isinstance(first, SteadyLinear) and must_be_steady(x) and first.takes(x):
+        if isinstance(first, SteadyLinear) and first.draws and first.is_large(x) and must_be_steady(x):
             return self.fc2(first.through(x, "gelu"))
         return super().forward(x)
+
+
+class SteadyAttention(Attention):
+    """Attention over few tokens in four calls, one for all heads each: with few images a call is what takes the time."""
+
+    def attend(self, heads: Tensor) -> Tensor:
+        if heads.shape[-2] > SHORT or not must_be_steady(heads):
+            return super().attend(heads)
+        query, key, value = heads.flatten(1, 2)
+        scores = torch.baddbmm(heads.new_empty(()), query, key.mT, beta=0, alpha=heads.shape[-1] ** -0.5)
+        return torch.bmm(scores.softmax(dim=-1), value).view(heads.shape[1:])
 
 
 class SteadyGroupNorm(nn.GroupNorm):
@@ -194,4 +208,5 @@ STEADY: dict[type[nn.Module], type[nn.Module]] = {
     nn.GroupNorm: SteadyGroupNorm,
     nn.SiLU: SteadySiLU,
     MLP: SteadyMLP,
+    Attention: SteadyAttention,
 }

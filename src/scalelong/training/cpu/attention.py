@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...models.uvit import Attention, attend
+from ...models.uvit import attend
+from ...recipes.steady import SteadyAttention
 
 MOST_TOKENS = 512
 """Beyond it the probabilities, which are kept for the backward pass, take much memory in float32."""
@@ -16,7 +17,7 @@ CACHED_BYTES = 2**21
 """Scores to work on at a time, so that they stay in the processor's caches."""
 
 
-class AttentionInParts(Attention):
+class AttentionInParts(SteadyAttention):
     """Attention that trains through plain products over parts of the heads: torch's fused kernel is slow backwards."""
 
     def attend(self, heads: Tensor) -> Tensor:

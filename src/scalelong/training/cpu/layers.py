@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ...models.uvit import Attention
-from ...recipes.steady import SteadyLinear
+from ...recipes.steady import SteadyAttention, SteadyLinear
 from .attention import AttentionInParts
 from .dropout import QuickDropout
 from .linear import TokenLinear
@@ -16,6 +16,7 @@ FASTER: dict[type[nn.Module], type[nn.Module]] = {
     SteadyLinear: TokenLinear,
     nn.Dropout: QuickDropout,
     Attention: AttentionInParts,
+    SteadyAttention: AttentionInParts,
 }
 
 
