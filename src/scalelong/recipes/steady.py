@@ -119,7 +119,7 @@ class SteadyMLP(MLP):
 
 
 class SteadyAttention(Attention):
-    """Attention over few tokens in four calls, one for all heads each: with few images a call is what takes the time."""
+    """Attention over few tokens in four calls, each of them for all heads: with few images calls take the time."""
 
     def attend(self, heads: Tensor) -> Tensor:
         if heads.shape[-2] > SHORT or not must_be_steady(heads):
@@ -152,15 +152,18 @@ class SteadySiLU(nn.SiLU):
     def forward(self, input: Tensor) -> Tensor:
         if self.inplace or not must_be_steady(input):
             return super().forward(input)
-        input = in_one_piece(input)
-        output, whole = self.room(input), shared_evenly(input.numel(), torch.get_num_threads())
+        input, overwrites = in_one_piece(input), self.overwrites(input)
+        whole = shared_evenly(input.numel(), torch.get_num_threads())
+        if whole == input.numel():
+            return F.silu(input, inplace=overwrites)
+        output = input if overwrites else torch.empty_like(input)
         for part in (slice(whole), slice(whole, None)):
             torch.ops.aten.silu.out(in_memory(input)[part], out=in_memory(output)[part])
         return output
 
-    def room(self, input: Tensor) -> Tensor:
-        """Where the output goes."""
-        return torch.empty_like(input)
+    def overwrites(self, input: Tensor) -> bool:
+        """Whether the output may take the place of the input."""
+        return False
 
 
 class NormedSiLU(SteadySiLU):
@@ -169,8 +172,8 @@ class NormedSiLU(SteadySiLU):
     The times, which it gets as well, are those of all blocks.
     """
 
-    def room(self, input: Tensor) -> Tensor:
-        return input if input.ndim == 4 else super().room(input)
+    def overwrites(self, input: Tensor) -> bool:
+        return input.ndim == 4
 
 
 def shared_evenly(count: int, threads: int) -> int:
