@@ -34,13 +34,14 @@ def for_drawing(network: nn.Module) -> Iterator[None]:
     linears = [module for module in network.modules() if isinstance(module, SteadyLinear) and is_whole(module.weight)]
     for linear in linears:
         linear.draws = True
+    planes = [kernel.data for kernel in kernels]
     for kernel in kernels:
         kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)
     try:
         yield
     finally:
-        for kernel in kernels:
-            kernel.data = kernel.data.contiguous()
+        for kernel, before in zip(kernels, planes, strict=True):
+            kernel.data = before
         for linear in linears:
             linear.draws, linear.packed = False, None
 

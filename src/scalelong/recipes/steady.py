@@ -64,9 +64,10 @@ class SteadyConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         input = input.contiguous() if has_planes(self.weight) else input
-        if not (must_be_steady(input) and self._is_chosen_by_threads(input)):
-            return super().forward(input)
-        return torch.mkldnn_convolution(input, self.weight, self.bias, (0, 0), self.stride, self.dilation, self.groups)
+        if self._is_chosen_by_threads(input) and must_be_steady(input):
+            weight, bias = self.weight, self.bias
+            return torch.mkldnn_convolution(input, weight, bias, (0, 0), self.stride, self.dilation, self.groups)
+        return super().forward(input)
 
     def _is_chosen_by_threads(self, input: Tensor) -> bool:
         is_pixel = self.kernel_size == (1, 1) and self.padding in (0, (0, 0)) and input.ndim == 4
