@@ -179,10 +179,11 @@ def count_operations(step: Callable[[], Any]) -> int:
     # Of these torch counts the kernels of GPUs only.
     kernels = {
         torch.ops.aten.mkldnn_convolution: convolution,
-        torch.ops.mkldnn._linear_pointwise: packed,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: forward,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
     }
+    if torch.backends.mkldnn.is_available():
+        kernels[torch.ops.mkldnn._linear_pointwise] = packed
     with FlopCounterMode(display=False, custom_mapping=kernels) as counter:
         step()
     return counter.get_total_flops()

@@ -80,6 +80,8 @@ def test_kernels_have_their_channels_last_while_images_are_drawn_and_are_as_befo
     before = [(weight, weight.stride(), weight.detach().clone()) for weight in network.parameters()]
     with pytest.raises(KeyboardInterrupt), for_drawing(network):
         assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
+        assert network[2].draws
         raise KeyboardInterrupt
     for weight, (same, stride, values) in zip(network.parameters(), before, strict=True):
         assert weight is same and weight.stride() == stride and torch.equal(weight, values)
+    assert not network[2].draws

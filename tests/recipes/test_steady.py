@@ -27,6 +27,7 @@ LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
     "kernels of one pixel": (nn.Conv2d(96, 32, 1), torch.randn(3, 96, 32, 32)),
     "few rows": (nn.Linear(128, 256), torch.randn(5, 128)),
     "large products": (nn.Linear(384, 256), torch.randn(3, 77, 384)),
+    "long sums": (nn.Linear(2048, 512), torch.randn(2056, 2048)),
     "mlp": (MLP(128, 512), torch.randn(3, 77, 128)),
     "norm": (nn.GroupNorm(8, 32), torch.randn(1, 32, 32, 32).to(memory_format=torch.channels_last)),
     "silu": (nn.SiLU(), torch.randn(7, 37, 31, 31)),
@@ -43,9 +44,9 @@ def threads_as_before() -> Iterator[None]:
 
 
 def with_threads(compute: Callable[[], Tensor]) -> list[Tensor]:
-    """What is computed with 1, 2, 3 and 4 threads."""
+    """What is computed with 1, 2, 3, 4 and 8 threads."""
     found = []
-    for threads in (1, 2, 3, 4):
+    for threads in (1, 2, 3, 4, 8):
         torch.set_num_threads(threads)
         with torch.no_grad():
             found.append(compute())
@@ -86,15 +87,14 @@ def test_the_output_of_a_network_does_not_depend_on_the_number_of_threads(recipe
 def test_a_network_that_is_drawn_from_computes_what_it_did(recipe: str) -> None:
     name, *overrides = RECIPES[recipe]
     config = load_recipe(name, overrides)
-    network, inputs = network_and_inputs(config, 5)
+    network, inputs = network_and_inputs(config, 16)
     plain = build_model(config).eval()
     plain.load_state_dict(network.state_dict())
-    before = {name: x.clone() for name, x in inputs.items()}
     with torch.no_grad(), for_drawing(network):
         found = read(network(**inputs))
+        assert any(linear.packed is not None for linear in network.modules() if isinstance(linear, SteadyLinear))
     # Another order of adding in every layer.
     torch.testing.assert_close(found, read(plain(**inputs)), rtol=1e-4, atol=1e-4)
-    assert all(torch.equal(x, before[name]) for name, x in inputs.items())
 
 
 @pytest.mark.parametrize("trains", [True, False])
@@ -106,9 +106,11 @@ def test_a_network_is_compiled_in_one_piece(recipe: str, trains: bool) -> None:
     if trains:
         take_cpu_layers(network.train(), torch.device("cpu"))
     compiled = torch.compile(network, fullgraph=True, backend="eager")
-    with torch.set_grad_enabled(trains):
-        # Dropout draws other numbers each time.
-        torch.testing.assert_close(read(compiled(**inputs)).shape, read(network(**inputs)).shape)
+    if trains:
+        assert compiled(**inputs) is not None  # It raises where it breaks off; dropout draws other numbers each time.
+        return
+    with torch.no_grad(), for_drawing(network):
+        torch.testing.assert_close(read(compiled(**inputs)), read(network(**inputs)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -32,12 +32,12 @@ def for_drawing(network: nn.Module) -> Iterator[None]:
     whole = [weight for weight in network.parameters() if is_whole(weight)]
     kernels = [weight for weight in whole if weight.ndim == 4 and has_planes(weight)]
     linears = [module for module in network.modules() if isinstance(module, SteadyLinear) and is_whole(module.weight)]
-    for linear in linears:
-        linear.draws = True
     planes = [kernel.data for kernel in kernels]
-    for kernel in kernels:
-        kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)
     try:
+        for linear in linears:
+            linear.draws = True
+        for kernel in kernels:
+            kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)
         yield
     finally:
         for kernel, before in zip(kernels, planes, strict=True):

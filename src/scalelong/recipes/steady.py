@@ -1,10 +1,12 @@
-"""Layers that give the same bits with any number of threads, where no gradients are wanted.
+"""Layers that give the same bits with any number of threads, where images are drawn.
 
 On a CPU torch's choice of kernels, and the places where it cuts the work for its threads, depend on their number. What
 is drawn must not: `torchrun` gives a process one thread, and a process by itself takes all cores.
 """
 
 from __future__ import annotations
+
+import platform
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +20,12 @@ FEW_ROWS = 32
 """Of more, products were seen to depend on the threads in rare cases only."""
 LARGE_PRODUCT = 2**23
 """Multiplications from which on oneDNN gains more than a call of it costs."""
-PACKED_ROWS = 64
-"""Rows that weights are packed for; those for more are packed alike."""
+PACKED_ROWS = 128
+"""Rows that weights are packed for; with more it was as fast."""
+WHOLE_SUM = 1024
+"""Longer sums oneDNN shares out among threads, unless there are many of them: enough for 64 threads."""
+CAN_PACK = platform.machine() in ("x86_64", "AMD64")
+"""With the libraries for other processors it was not tried."""
 LARGE_PLANE = 1024
 """From so many pixels on, torch cuts images with their channels last for its threads to norm them."""
 SHARE = 32_768
@@ -37,13 +43,14 @@ def make_steady(network: nn.Module) -> nn.Module:
         # Of diffusers, which need not be installed.
         elif type(module).__name__ == "GEGLU":
             module.gelu = gelu  # pyright: ignore[reportArgumentType]
-        elif type(module).__name__ == "ResnetBlock2D" and type(module.nonlinearity) is nn.SiLU:
-            module.nonlinearity.__class__ = NormedSiLU
+        elif type(module).__name__ == "ResnetBlock2D" and type(module.nonlinearity) in (nn.SiLU, SteadySiLU):
+            # Its own: early versions share one activation among all modules.
+            module.nonlinearity = NormedSiLU()
     return network
 
 
 def must_be_steady(input: Tensor) -> bool:
-    """Whether a result may not depend on the threads; compiled code has its own ways."""
+    """Whether a result may not depend on the threads: without gradients; compiled code has its own ways."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
     return input.is_cpu and input.dtype is torch.float32 and torch.backends.mkldnn.is_available()
@@ -75,9 +82,9 @@ class SteadyConv2d(nn.Conv2d):
 
 
 class SteadyLinear(nn.Linear):
-    """A linear layer that takes few rows, such as times, to oneDNN as pixels: with MKL they depend on the threads.
+    """A linear layer that draws with oneDNN where MKL depends on the threads or is slower; else it is torch's own.
 
-    Large products are faster there too, with a weight that was packed for them; small ones are slower.
+    Few rows, such as times, are taken for pixels; for large products the weight is packed.
     """
 
     draws = False
@@ -86,12 +93,11 @@ class SteadyLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         if self.draws:
-            few = self.in_features < input.numel() < FEW_ROWS * self.in_features
             # The question comes last, as it takes longer than the sizes: with one image that is a percent of the time.
-            if self.is_large(input) and must_be_steady(input):
-                return self.through(input)
-            if few and must_be_steady(input):
+            if self.in_features < input.numel() < FEW_ROWS * self.in_features and must_be_steady(input):
                 return self.as_pixels(input)
+            if self.is_packed_for(input) and must_be_steady(input):
+                return self.through(input)
         return F.linear(input, self.weight, self.bias)
 
     def as_pixels(self, input: Tensor) -> Tensor:
@@ -99,8 +105,11 @@ class SteadyLinear(nn.Linear):
         output = torch.mkldnn_convolution(rows, self.weight[:, :, None, None], self.bias, (0, 0), (1, 1), (1, 1), 1)
         return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], self.out_features)
 
-    def is_large(self, input: Tensor) -> bool:
-        return input.numel() * self.out_features >= LARGE_PRODUCT
+    def is_packed_for(self, input: Tensor) -> bool:
+        """Whether an input makes a large product, whose sums oneDNN does not share out among its threads."""
+        rows = input.numel() // self.in_features
+        is_whole = self.in_features <= WHOLE_SUM or rows * self.out_features >= WHOLE_SUM // 2 * self.in_features
+        return is_whole and CAN_PACK and rows * self.weight.numel() >= LARGE_PRODUCT
 
     def through(self, input: Tensor, function: str = "none") -> Tensor:
         """The product with the packed weight, of which an element-wise function is taken in passing."""
@@ -114,7 +123,7 @@ class SteadyMLP(MLP):
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.fc1
-        if isinstance(first, SteadyLinear) and first.draws and first.is_large(x) and must_be_steady(x):
+        if isinstance(first, SteadyLinear) and first.draws and first.is_packed_for(x) and must_be_steady(x):
             return self.fc2(first.through(x, "gelu"))
         return super().forward(x)
 
@@ -141,6 +150,8 @@ class SteadyGroupNorm(nn.GroupNorm):
         if not (must_be_steady(input) and self._is_cut(input)):
             return super().forward(input)
         missing = -len(input) % torch.get_num_threads()
+        if missing == 0:
+            return super().forward(input)
         return super().forward(torch.cat([input, *[input[:1]] * missing]))[: len(input)]
 
     def _is_cut(self, input: Tensor) -> bool:

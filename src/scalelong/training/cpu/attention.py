@@ -78,6 +78,6 @@ def even_share(count: int, most: int, threads: int) -> int:
     >>> even_share(64, 7, 2), even_share(256, 124, 2), even_share(3, 7, 2)
     (8, 86, 3)
     """
-    turns = -(-count // (most + threads - 1))
+    turns = max(1, -(-count // (most + threads - 1)))
     share = -(-count // turns)
-    return min(count, -(-share // threads) * threads)
+    return max(1, min(count, -(-share // threads) * threads))

@@ -18,7 +18,7 @@ class TokenLinear(SteadyLinear):
     """A linear layer that trains on many tokens as the pixels of one image, as a 1×1 convolution.
 
     For matrix products of float32 torch asks MKL, for convolutions oneDNN, which reaches more of the peak; it adds the
-    bias in passing, which bf16 gains from. Without gradients it is that of the network which is drawn from.
+    bias in passing, which bf16 gains from. While images are drawn it is that of every network.
     """
 
     def forward(self, input: Tensor) -> Tensor:
