@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from scalelong import scale_skips
+from scalelong.models import UViT
 from scalelong.models.uvit import MLP
 from scalelong.recipes import Config, build_model, load_recipe
 from scalelong.recipes.layout import for_drawing, lay_out
-from scalelong.recipes.steady import NormedSiLU, SteadyLinear, make_steady, shared_evenly
+from scalelong.recipes.steady import CAN_PACK, NormedSiLU, SteadyBlock, SteadyLinear, make_steady, shared_evenly
 from scalelong.training.cpu import take_cpu_layers
 
 SIZE = ("model.block_out_channels=[32, 64]", "model.depth=1", "model.attention=[16]")
@@ -34,6 +36,11 @@ LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
     "silu with its channels last": (nn.SiLU(), torch.randn(7, 37, 31, 31).to(memory_format=torch.channels_last)),
     "silu with gaps": (nn.SiLU(), torch.randn(2, 300, 320)[..., :300]),
 }
+
+
+packs = pytest.mark.skipif(
+    not (CAN_PACK and torch.backends.mkldnn.is_available()), reason="weights are packed by oneDNN on x86 alone"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +90,7 @@ def test_the_output_of_a_network_does_not_depend_on_the_number_of_threads(recipe
         assert is_same(with_threads(lambda: read(network(**inputs))))
 
 
+@packs
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_network_that_is_drawn_from_computes_what_it_did(recipe: str) -> None:
     name, *overrides = RECIPES[recipe]
@@ -138,6 +146,7 @@ def test_a_steady_layer_computes_what_it_did_and_with_gradients_to_the_bit(layer
         assert found.stride() == x.stride() or not x.is_contiguous() or x.shape != found.shape
 
 
+@packs
 def test_a_packed_weight_is_kept_only_while_images_are_drawn() -> None:
     (linear,), x = make_steady(nn.Sequential(nn.Linear(384, 256, bias=False))), torch.ones(3, 77, 384)
     assert isinstance(linear, SteadyLinear)
@@ -150,6 +159,78 @@ def test_a_packed_weight_is_kept_only_while_images_are_drawn() -> None:
             assert linear.packed is not None
         assert linear.packed is None and not linear.draws
     assert list(linear.state_dict()) == ["weight"]
+
+
+LARGE = (torch.randn(32, 3, 32, 32), torch.arange(32))
+
+
+def uvit() -> UViT:
+    """Large enough for every linear layer of a block to be packed for 32 images."""
+    torch.manual_seed(0)
+    return UViT(32, 4, embed_dim=96, depth=2, num_heads=4).eval()
+
+
+def calls_of(network: nn.Module, inputs: tuple[Tensor, ...] = LARGE) -> int:
+    """How often a linear layer inside a block is called as a module while the network draws."""
+    blocks = [block for block in network.modules() if isinstance(block, SteadyBlock)]
+    called = []
+    handles = [block.attn.proj.register_forward_hook(lambda *_: called.append(1)) for block in blocks]
+    with torch.no_grad():
+        network(*inputs)
+    for handle in handles:
+        handle.remove()
+    return len(called)
+
+
+@packs
+def test_a_block_that_draws_computes_what_its_modules_do_with_any_number_of_threads() -> None:
+    network = make_steady(scale_skips(uvit(), "ls"))
+    with torch.no_grad():
+        expected = network(*LARGE)
+        with for_drawing(network):
+            found = with_threads(lambda: network(*LARGE))
+            assert calls_of(network) == 0  # Hooks that come later are too late: nobody calls the modules.
+    assert is_same(found)
+    torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@packs
+def test_a_block_with_a_hook_calls_its_modules_while_it_draws() -> None:
+    network, seen = make_steady(uvit()), []
+    network.mid_block.mlp.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad(), for_drawing(network):
+        network(*LARGE)
+        assert len(seen) == 1 and calls_of(network) == 1
+
+
+def test_blocks_call_their_modules_for_few_tokens_with_gradients_and_after_drawing() -> None:
+    network = make_steady(uvit())
+    with for_drawing(network):
+        assert calls_of(network, tuple(part[:1] for part in LARGE)) == 3
+        found = network(*LARGE)
+        assert torch.equal(found, uvit()(*LARGE)) and found.requires_grad
+    assert calls_of(network) == 3
+
+
+def test_a_block_that_draws_still_asks_for_its_skip() -> None:
+    network = make_steady(uvit())
+    with torch.no_grad(), for_drawing(network), pytest.raises(ValueError, match="joins a long skip connection"):
+        network.out_blocks[0](torch.randn(32, 65, 96))
+
+
+@packs
+def test_drawing_inside_of_drawing_packs_nothing_again_and_ends_with_the_outer_one() -> None:
+    network = make_steady(uvit())
+    linears = [module for module in network.modules() if isinstance(module, SteadyLinear)]
+    with torch.no_grad(), for_drawing(network):
+        network(*LARGE)
+        packed = [linear.packed for linear in linears]
+        assert any(weight is not None for weight in packed)
+        with for_drawing(network):
+            network(*LARGE)
+        assert all(linear.packed is weight for linear, weight in zip(linears, packed, strict=True))
+        assert calls_of(network) == 0
+    assert all(linear.packed is None and not linear.draws for linear in linears)
 
 
 def test_the_activation_of_a_residual_block_overwrites_images_and_no_times() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import TrainingConfig
-from .steady import SteadyLinear, has_planes, make_steady
+from .steady import SteadyBlock, SteadyLinear, has_planes, make_steady
 
 
 def lay_out(network: nn.Module, config: TrainingConfig) -> nn.Module:
@@ -28,14 +28,24 @@ def has_channels_last(config: TrainingConfig, device: torch.device) -> bool:
 
 @contextmanager
 def for_drawing(network: nn.Module) -> Iterator[None]:
-    """The network as a CPU draws fastest inside a `with`: its channels last, the weights of linear layers packed."""
+    """The network as a CPU draws fastest inside a `with`: its channels last, the weights of linear layers packed.
+
+    Its weights must not change in there; inside another such `with` it does nothing.
+    """
+    modules = list(network.modules())
+    if any(module.draws for module in modules if isinstance(module, SteadyLinear)):
+        yield
+        return
     whole = [weight for weight in network.parameters() if is_whole(weight)]
     kernels = [weight for weight in whole if weight.ndim == 4 and has_planes(weight)]
-    linears = [module for module in network.modules() if isinstance(module, SteadyLinear) and is_whole(module.weight)]
+    linears = [module for module in modules if isinstance(module, SteadyLinear) and is_whole(module.weight)]
+    blocks = [module for module in modules if isinstance(module, SteadyBlock)]
     planes = [kernel.data for kernel in kernels]
     try:
         for linear in linears:
             linear.draws = True
+        for block in blocks:
+            block.begin_drawing()
         for kernel in kernels:
             kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)
         yield
@@ -44,6 +54,8 @@ def for_drawing(network: nn.Module) -> Iterator[None]:
             kernel.data = before
         for linear in linears:
             linear.draws, linear.packed = False, None
+        for block in blocks:
+            block.end_drawing()
 
 
 def is_whole(weight: Tensor) -> bool:

@@ -6,13 +6,15 @@ is drawn must not: `torchrun` gives a process one thread, and a process by itsel
 
 from __future__ import annotations
 
+import math
 import platform
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.uvit import MLP, SHORT, Attention
+from ..models.uvit import MLP, SHORT, Attention, Block
 
 SMALL_IMAGE = 20_480
 """One image of up to so many numbers torch convolves by itself, with any number of threads."""
@@ -96,7 +98,7 @@ class SteadyLinear(nn.Linear):
             # The question comes last, as it takes longer than the sizes: with one image that is a percent of the time.
             if self.in_features < input.numel() < FEW_ROWS * self.in_features and must_be_steady(input):
                 return self.as_pixels(input)
-            if self.is_packed_for(input) and must_be_steady(input):
+            if input.numel() // self.in_features >= self.fewest_packed and must_be_steady(input):
                 return self.through(input)
         return F.linear(input, self.weight, self.bias)
 
@@ -105,25 +107,34 @@ class SteadyLinear(nn.Linear):
         output = torch.mkldnn_convolution(rows, self.weight[:, :, None, None], self.bias, (0, 0), (1, 1), (1, 1), 1)
         return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], self.out_features)
 
-    def is_packed_for(self, input: Tensor) -> bool:
-        """Whether an input makes a large product, whose sums oneDNN does not share out among its threads."""
-        rows = input.numel() // self.in_features
-        is_whole = self.in_features <= WHOLE_SUM or rows * self.out_features >= WHOLE_SUM // 2 * self.in_features
-        return is_whole and CAN_PACK and rows * self.weight.numel() >= LARGE_PRODUCT
+    @property
+    def fewest_packed(self) -> float:
+        """Rows from which on a product is large, and none of its sums shared out among oneDNN's threads."""
+        if not CAN_PACK:
+            return math.inf
+        whole = 0 if self.in_features <= WHOLE_SUM else WHOLE_SUM // 2 * self.in_features / self.out_features
+        return max(LARGE_PRODUCT / self.weight.numel(), whole)
 
     def through(self, input: Tensor, function: str = "none") -> Tensor:
         """The product with the packed weight, of which an element-wise function is taken in passing."""
+        return torch.ops.mkldnn._linear_pointwise.default(input, self._packed_weight(), self.bias, function, [], "none")
+
+    def onto(self, sum: Tensor, input: Tensor) -> Tensor:
+        """The product with the packed weight, to which a sum is added in passing."""
+        return torch.ops.mkldnn._linear_pointwise.binary(input, sum, self._packed_weight(), self.bias, "add")
+
+    def _packed_weight(self) -> Tensor:
         if self.packed is None:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), PACKED_ROWS)
-        return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, function, [], "none")
+        return self.packed
 
 
 class SteadyMLP(MLP):
     """Two linear layers, whose GELU oneDNN takes in passing where the first one is packed."""
 
     def forward(self, x: Tensor) -> Tensor:
-        first = self.fc1
-        if isinstance(first, SteadyLinear) and first.draws and first.is_packed_for(x) and must_be_steady(x):
+        first, rows = self.fc1, x.numel() // x.shape[-1]
+        if isinstance(first, SteadyLinear) and first.draws and rows >= first.fewest_packed and must_be_steady(x):
             return self.fc2(first.through(x, "gelu"))
         return super().forward(x)
 
@@ -137,6 +148,45 @@ class SteadyAttention(Attention):
         query, key, value = heads.flatten(1, 2)
         scores = torch.baddbmm(heads.new_empty(()), query, key.mT, beta=0, alpha=heads.shape[-1] ** -0.5)
         return torch.bmm(scores.softmax(dim=-1), value).view(heads.shape[1:])
+
+
+class SteadyBlock(Block):
+    """A block that draws in few calls: it computes what its modules would, and adds its input in passing."""
+
+    fewest_rows = math.inf
+    """Rows from which on it draws so."""
+
+    def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
+        if x.numel() // x.shape[-1] < self.fewest_rows or not must_be_steady(x):
+            return super().forward(x, skip)
+        attention: Any = self.attn
+        mlp: Any = self.mlp
+        x = self.join(x, skip)
+        x = attention.proj.onto(x, attention.mix(attention.qkv.through(normed(x, self.norm1))))
+        return mlp.fc2.onto(x, mlp.fc1.through(normed(x, self.norm2), "gelu"))
+
+    def begin_drawing(self) -> None:
+        """Draw in few calls from now on, if its modules would do the same and tell nobody; they draw already."""
+        own = [module for module in self.modules() if module is not self]
+        if all(is_known(module) and not has_hooks(module) for module in own):
+            self.fewest_rows = max(module.fewest_packed for module in own if isinstance(module, SteadyLinear))
+
+    def end_drawing(self) -> None:
+        self.fewest_rows = math.inf
+
+
+def is_known(module: nn.Module) -> bool:
+    if isinstance(module, SteadyLinear):
+        return module.draws
+    return isinstance(module, SteadyMLP | SteadyAttention) or type(module) in (nn.LayerNorm, nn.GELU)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    return torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 class SteadyGroupNorm(nn.GroupNorm):
@@ -224,4 +274,5 @@ STEADY: dict[type[nn.Module], type[nn.Module]] = {
     nn.SiLU: SteadySiLU,
     MLP: SteadyMLP,
     Attention: SteadyAttention,
+    Block: SteadyBlock,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -82,13 +83,16 @@ def sample_run(
         # Compiled code rounds differently: a grey level here and there.
         settings, name = {**settings, "compiled": True}, f"{name}-compiled"
 
-    def draw() -> Draw:
-        conditioning, conditions = conditions_of(config, wish)
-        network = load_network(config, chosen, weights, compile=compile)
-        return Artist(network, config, conditioning, conditions, seed).draw
-
     place = run.samples / name
-    SampleFolder(place, settings, count, batch, config.data.image_shape).fill(draw, Share.here(), progress)
+    with ExitStack() as drawing:
+
+        def draw() -> Draw:
+            conditioning, conditions = conditions_of(config, wish)
+            network = load_network(config, chosen, weights, compile=compile)
+            drawing.enter_context(for_drawing(network))
+            return Artist(network, config, conditioning, conditions, seed).draw
+
+        SampleFolder(place, settings, count, batch, config.data.image_shape).fill(draw, Share.here(), progress)
     return place
 
 
@@ -200,7 +204,8 @@ class Artist:
     def images(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
         """Any number of images, in batches that depend on the first number alone. Shape: (B, C, H, W), uint8."""
         batches = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
-        return torch.cat([self.draw(batch, part_of(numbers, batch, progress)) for batch in batches])
+        with for_drawing(self.model):
+            return torch.cat([self.draw(batch, part_of(numbers, batch, progress)) for batch in batches])
 
     @property
     def device(self) -> torch.device:
