@@ -172,8 +172,8 @@ def count_operations(step: Callable[[], Any]) -> int:
     def convolution(images: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         return conv_flop_count(images, weight, out_shape)
 
-    def packed(rows: Any, weight: Any, *_: Any, **__: Any) -> int:
-        return 2 * math.prod(rows) * weight[0]
+    def packed(rows: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+        return 2 * math.prod(rows) * out_shape[-1]
 
     forward = lambda query, key, value, *_, **__: sdpa_flop(query, key, value)  # noqa: E731
     # Of these torch counts the kernels of GPUs only.

@@ -32,6 +32,7 @@ LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
     "long sums": (nn.Linear(2048, 512), torch.randn(2056, 2048)),
     "mlp": (MLP(128, 512), torch.randn(3, 77, 128)),
     "norm": (nn.GroupNorm(8, 32), torch.randn(1, 32, 32, 32).to(memory_format=torch.channels_last)),
+    "norm of small groups": (nn.GroupNorm(16, 32), torch.randn(3, 32, 8, 8).to(memory_format=torch.channels_last)),
     "silu": (nn.SiLU(), torch.randn(7, 37, 31, 31)),
     "silu with its channels last": (nn.SiLU(), torch.randn(7, 37, 31, 31).to(memory_format=torch.channels_last)),
     "silu with gaps": (nn.SiLU(), torch.randn(2, 300, 320)[..., :300]),

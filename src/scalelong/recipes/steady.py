@@ -30,6 +30,8 @@ CAN_PACK = platform.machine() in ("x86_64", "AMD64")
 """With the libraries for other processors it was not tried."""
 LARGE_PLANE = 1024
 """From so many pixels on, torch cuts images with their channels last for its threads to norm them."""
+SMALL_PLANE, FEW_CHANNELS = 64, 2
+"""From so many pixels on, and up to so many channels in a group, smaller images are normed faster as planes."""
 SHARE = 32_768
 """A thread gets at least so many numbers of an element-wise function."""
 VECTOR = 64
@@ -124,9 +126,10 @@ class SteadyLinear(nn.Linear):
         return torch.ops.mkldnn._linear_pointwise.binary(input, sum, self._packed_weight(), self.bias, "add")
 
     def _packed_weight(self) -> Tensor:
-        if self.packed is None:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), PACKED_ROWS)
-        return self.packed
+        packed = self.packed
+        if packed is None:
+            packed = self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), PACKED_ROWS)
+        return packed
 
 
 class SteadyMLP(MLP):
@@ -193,19 +196,24 @@ class SteadyGroupNorm(nn.GroupNorm):
     """A norm for which no image is cut, so that one thread sums it up; images that fill up are left out again.
 
     Images whose channels come last are cut where the threads' equal shares of all pixels end, and summed up by parts.
+    Small ones are not, but torch sums up groups of few channels number by number then: planes are faster, and copies.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         # In this order: what is compiled must not come to the number of threads, at which it would break off.
-        if not (must_be_steady(input) and self._is_cut(input)):
+        if not must_be_steady(input) or input.ndim != 4 or input.is_contiguous():
             return super().forward(input)
+        if input[0, 0].numel() < LARGE_PLANE:
+            return self._by_planes(input)
         missing = -len(input) % torch.get_num_threads()
         if missing == 0:
             return super().forward(input)
         return super().forward(torch.cat([input, *[input[:1]] * missing]))[: len(input)]
 
-    def _is_cut(self, input: Tensor) -> bool:
-        return input.ndim == 4 and not input.is_contiguous() and input[0, 0].numel() >= LARGE_PLANE
+    def _by_planes(self, input: Tensor) -> Tensor:
+        if self.num_channels > FEW_CHANNELS * self.num_groups or input[0, 0].numel() < SMALL_PLANE:
+            return super().forward(input)
+        return super().forward(input.contiguous()).contiguous(memory_format=torch.channels_last)
 
 
 class SteadySiLU(nn.SiLU):
