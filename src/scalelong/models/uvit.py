@@ -51,7 +51,7 @@ class Attention(nn.Module):
     def mix(self, projected: Tensor) -> Tensor:
         """What the tokens take from each other. Shape: (B, L, 3·D) → (B, L, D)."""
         # sdpa reads strided heads and lays its output out as (B, L, H, d): between the projections all is views.
-        heads = projected.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        heads = projected.view(*projected.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         return self.attend(heads).transpose(1, 2).flatten(2)
 
     def attend(self, heads: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ class SteadyAttention(Attention):
     def attend(self, heads: Tensor) -> Tensor:
         if heads.shape[-2] > SHORT or not must_be_steady(heads):
             return super().attend(heads)
-        query, key, value = heads.flatten(1, 2)
+        query, key, value = heads.flatten(1, 2).unbind()
         scores = torch.baddbmm(heads.new_empty(()), query, key.mT, beta=0, alpha=heads.shape[-1] ** -0.5)
         return torch.bmm(scores.softmax(dim=-1), value).view(heads.shape[1:])
 
