@@ -11,7 +11,7 @@ from torch.profiler import profile
 
 from scalelong.recipes.config import TrainingConfig
 from scalelong.recipes.layout import for_drawing, has_channels_last, lay_out
-from scalelong.recipes.steady import SteadyConv2d
+from scalelong.recipes.steady.layers import SteadyConv2d
 
 
 def config(channels_last: bool | str = "auto") -> TrainingConfig:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .config import TrainingConfig
-from .steady import SteadyBlock, SteadyLinear, has_planes, make_steady
+from .steady import make_steady
+from .steady.layers import Draws, has_planes, is_whole
 
 
 def lay_out(network: nn.Module, config: TrainingConfig) -> nn.Module:
@@ -28,36 +29,25 @@ def has_channels_last(config: TrainingConfig, device: torch.device) -> bool:
 
 @contextmanager
 def for_drawing(network: nn.Module) -> Iterator[None]:
-    """The network as a CPU draws fastest inside a `with`: its channels last, the weights of linear layers packed.
+    """The network as a CPU draws fastest inside a `with`: its channels last, its weights packed.
 
     Its weights must not change in there; inside another such `with` it does nothing.
     """
-    modules = list(network.modules())
-    if any(module.draws for module in modules if isinstance(module, SteadyLinear)):
+    # Parts come before what they are in.
+    modules = [module for module in network.modules() if isinstance(module, Draws)][::-1]
+    if any(module.draws for module in modules):
         yield
         return
-    whole = [weight for weight in network.parameters() if is_whole(weight)]
-    kernels = [weight for weight in whole if weight.ndim == 4 and has_planes(weight)]
-    linears = [module for module in modules if isinstance(module, SteadyLinear) and is_whole(module.weight)]
-    blocks = [module for module in modules if isinstance(module, SteadyBlock)]
+    kernels = [each for each in network.parameters() if each.ndim == 4 and is_whole(each) and has_planes(each)]
     planes = [kernel.data for kernel in kernels]
     try:
-        for linear in linears:
-            linear.draws = True
-        for block in blocks:
-            block.begin_drawing()
         for kernel in kernels:
             kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)
+        for module in modules:
+            module.begin_drawing()
         yield
     finally:
+        for module in modules:
+            module.end_drawing()
         for kernel, before in zip(kernels, planes, strict=True):
             kernel.data = before
-        for linear in linears:
-            linear.draws, linear.packed = False, None
-        for block in blocks:
-            block.end_drawing()
-
-
-def is_whole(weight: Tensor) -> bool:
-    """Whether a weight is all on this process's CPU: shards are another type."""
-    return type(weight) is nn.Parameter and weight.is_cpu

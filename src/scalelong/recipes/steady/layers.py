@@ -1,8 +1,4 @@
-"""Layers that give the same bits with any number of threads, where images are drawn.
-
-On a CPU torch's choice of kernels, and the places where it cuts the work for its threads, depend on their number. What
-is drawn must not: `torchrun` gives a process one thread, and a process by itself takes all cores.
-"""
+"""torch's own layers, steady where images are drawn."""
 
 from __future__ import annotations
 
@@ -14,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.uvit import MLP, SHORT, Attention, Block
-
 SMALL_IMAGE = 20_480
 """One image of up to so many numbers torch convolves by itself, with any number of threads."""
 FEW_ROWS = 32
@@ -26,31 +20,18 @@ PACKED_ROWS = 128
 """Rows that weights are packed for; with more it was as fast."""
 WHOLE_SUM = 1024
 """Longer sums oneDNN shares out among threads, unless there are many of them: enough for 64 threads."""
-CAN_PACK = platform.machine() in ("x86_64", "AMD64")
+CAN_PACK = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 """With the libraries for other processors it was not tried."""
 LARGE_PLANE = 1024
 """From so many pixels on, torch cuts images with their channels last for its threads to norm them."""
-SMALL_PLANE, FEW_CHANNELS = 64, 2
-"""From so many pixels on, and up to so many channels in a group, smaller images are normed faster as planes."""
+FEW_CHANNELS = 4
+"""Up to so many channels in a group torch sums up smaller images number by number."""
+MANY_GROUPS = 2**14
+"""Pixels times groups from which on a few calls for all of them are faster than that."""
 SHARE = 32_768
 """A thread gets at least so many numbers of an element-wise function."""
 VECTOR = 64
 """A multiple of the numbers that are computed at once."""
-
-
-def make_steady(network: nn.Module) -> nn.Module:
-    """Make layers steady, whose names, parameters and, with gradients, results stay theirs; the same object."""
-    for module in network.modules():
-        # Not of subclasses, which may do something else.
-        if type(module) in STEADY:
-            module.__class__ = STEADY[type(module)]
-        # Of diffusers, which need not be installed.
-        elif type(module).__name__ == "GEGLU":
-            module.gelu = gelu  # pyright: ignore[reportArgumentType]
-        elif type(module).__name__ == "ResnetBlock2D" and type(module.nonlinearity) in (nn.SiLU, SteadySiLU):
-            # Its own: early versions share one activation among all modules.
-            module.nonlinearity = NormedSiLU()
-    return network
 
 
 def must_be_steady(input: Tensor) -> bool:
@@ -60,40 +41,104 @@ def must_be_steady(input: Tensor) -> bool:
     return input.is_cpu and input.dtype is torch.float32 and torch.backends.mkldnn.is_available()
 
 
+def is_whole(weight: Tensor) -> bool:
+    """Whether a weight is all on this process's CPU: shards are another type."""
+    return type(weight) is nn.Parameter and weight.is_cpu
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def has_planes(weight: Tensor) -> bool:
     """Whether the numbers of a channel lie together, and not those of a pixel; kernels of one pixel are both."""
     return weight.is_contiguous() and not weight.is_contiguous(memory_format=torch.channels_last)
 
 
-class SteadyConv2d(nn.Conv2d):
-    """A convolution whose kernels of one pixel always go to oneDNN, and that keeps to the layout of its weight.
+class Draws(nn.Module):
+    """A layer or block that takes other ways while images are drawn, and its weights do not change."""
 
-    With one thread and few images torch asks MKL. As to the layout, it brings the weight into that of the input, at
-    every call and once more for the gradient, and the weight's gradient back: behind an attention all of a UNet's
-    planes come with their channels last, which cost 3 % of a training step.
+    draws = False
+
+    def begin_drawing(self) -> None:
+        """Take them from now on, where it can; what is in it does already."""
+        self.draws = True
+
+    def end_drawing(self) -> None:
+        self.draws = False
+
+
+class Packs(Draws):
+    """A layer whose weight oneDNN packs for its products, once for all that is drawn."""
+
+    weight: nn.Parameter
+    packed: Tensor | None = None
+
+    def begin_drawing(self) -> None:
+        self.draws = is_whole(self.weight)
+
+    def end_drawing(self) -> None:
+        self.draws, self.packed = False, None
+
+
+class SteadyConv2d(Packs, nn.Conv2d):
+    """A convolution that draws with oneDNN, and otherwise keeps to the layout of its weight.
+
+    With one thread and few images torch asks MKL for kernels of one pixel. As to the layout, it brings the weight into
+    that of the input, at every call and once more for the gradient, and the weight's gradient back: behind an attention
+    all of a UNet's planes come with their channels last, which cost 3 % of a training step.
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.draws and input.ndim == 4 and must_be_steady(input):
+            return self.through(input)
         input = input.contiguous() if has_planes(self.weight) else input
         if self._is_chosen_by_threads(input) and must_be_steady(input):
             weight, bias = self.weight, self.bias
             return torch.mkldnn_convolution(input, weight, bias, (0, 0), self.stride, self.dilation, self.groups)
         return super().forward(input)
 
+    def begin_drawing(self) -> None:
+        known = self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        self.draws = CAN_PACK and known and is_whole(self.weight)
+
+    def through(self, input: Tensor) -> Tensor:
+        """The images convolved with the packed weight."""
+        weight = self._packed_weight(input)
+        return torch.ops.mkldnn._convolution_pointwise.default(input, weight, *self._settings, "none", [], "")
+
+    def onto(self, sum: Tensor, input: Tensor) -> Tensor:
+        """The same, to which a sum is added in passing."""
+        weight, add = self._packed_weight(input), ("add", None, None, [], None)
+        return torch.ops.mkldnn._convolution_pointwise.binary(input, sum, weight, *self._settings, *add)
+
+    def into(self, sum: Tensor, input: Tensor) -> Tensor:
+        """The same, in the place of the sum."""
+        weight, add = self._packed_weight(input), ("add", None, None, [], None)
+        return torch.ops.mkldnn._convolution_pointwise_.binary(sum, input, weight, *self._settings, *add)
+
+    @property
+    def _settings(self) -> tuple[Any, ...]:
+        return self.bias, self.padding, self.stride, self.dilation, self.groups
+
+    def _packed_weight(self, input: Tensor) -> Tensor:
+        packed = self.packed
+        if packed is None:
+            # For images of this size; other sizes cost no more than a weight that is not packed.
+            settings = self.padding, self.stride, self.dilation, self.groups, input.shape
+            packed = self.packed = torch.ops.mkldnn._reorder_convolution_weight(self.weight.detach(), *settings)
+        return packed
+
     def _is_chosen_by_threads(self, input: Tensor) -> bool:
         is_pixel = self.kernel_size == (1, 1) and self.padding in (0, (0, 0)) and input.ndim == 4
         return is_pixel and (len(input) > 1 or input.numel() > SMALL_IMAGE)
 
 
-class SteadyLinear(nn.Linear):
+class SteadyLinear(Packs, nn.Linear):
     """A linear layer that draws with oneDNN where MKL depends on the threads or is slower; else it is torch's own.
 
     Few rows, such as times, are taken for pixels; for large products the weight is packed.
     """
-
-    draws = False
-    """Whether images are drawn; until it is set again the weight stays as it is."""
-    packed: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         if self.draws:
@@ -132,71 +177,11 @@ class SteadyLinear(nn.Linear):
         return packed
 
 
-class SteadyMLP(MLP):
-    """Two linear layers, whose GELU oneDNN takes in passing where the first one is packed."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, rows = self.fc1, x.numel() // x.shape[-1]
-        if isinstance(first, SteadyLinear) and first.draws and rows >= first.fewest_packed and must_be_steady(x):
-            return self.fc2(first.through(x, "gelu"))
-        return super().forward(x)
-
-
-class SteadyAttention(Attention):
-    """Attention over few tokens in four calls, each of them for all heads: with few images calls take the time."""
-
-    def attend(self, heads: Tensor) -> Tensor:
-        if heads.shape[-2] > SHORT or not must_be_steady(heads):
-            return super().attend(heads)
-        query, key, value = heads.flatten(1, 2).unbind()
-        scores = torch.baddbmm(heads.new_empty(()), query, key.mT, beta=0, alpha=heads.shape[-1] ** -0.5)
-        return torch.bmm(scores.softmax(dim=-1), value).view(heads.shape[1:])
-
-
-class SteadyBlock(Block):
-    """A block that draws in few calls: it computes what its modules would, and adds its input in passing."""
-
-    fewest_rows = math.inf
-    """Rows from which on it draws so."""
-
-    def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
-        if x.numel() // x.shape[-1] < self.fewest_rows or not must_be_steady(x):
-            return super().forward(x, skip)
-        attention: Any = self.attn
-        mlp: Any = self.mlp
-        x = self.join(x, skip)
-        x = attention.proj.onto(x, attention.mix(attention.qkv.through(normed(x, self.norm1))))
-        return mlp.fc2.onto(x, mlp.fc1.through(normed(x, self.norm2), "gelu"))
-
-    def begin_drawing(self) -> None:
-        """Draw in few calls from now on, if its modules would do the same and tell nobody; they draw already."""
-        own = [module for module in self.modules() if module is not self]
-        if all(is_known(module) and not has_hooks(module) for module in own):
-            self.fewest_rows = max(module.fewest_packed for module in own if isinstance(module, SteadyLinear))
-
-    def end_drawing(self) -> None:
-        self.fewest_rows = math.inf
-
-
-def is_known(module: nn.Module) -> bool:
-    if isinstance(module, SteadyLinear):
-        return module.draws
-    return isinstance(module, SteadyMLP | SteadyAttention) or type(module) in (nn.LayerNorm, nn.GELU)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    return torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-
-
 class SteadyGroupNorm(nn.GroupNorm):
     """A norm for which no image is cut, so that one thread sums it up; images that fill up are left out again.
 
     Images whose channels come last are cut where the threads' equal shares of all pixels end, and summed up by parts.
-    Small ones are not, but torch sums up groups of few channels number by number then: planes are faster, and copies.
+    Small ones are not, but torch sums up groups of few channels number by number then: pixel by pixel is faster.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -204,16 +189,27 @@ class SteadyGroupNorm(nn.GroupNorm):
         if not must_be_steady(input) or input.ndim != 4 or input.is_contiguous():
             return super().forward(input)
         if input[0, 0].numel() < LARGE_PLANE:
-            return self._by_planes(input)
+            return self.by_pixels(input) if self._has_small_groups(input) else super().forward(input)
         missing = -len(input) % torch.get_num_threads()
         if missing == 0:
             return super().forward(input)
         return super().forward(torch.cat([input, *[input[:1]] * missing]))[: len(input)]
 
-    def _by_planes(self, input: Tensor) -> Tensor:
-        if self.num_channels > FEW_CHANNELS * self.num_groups or input[0, 0].numel() < SMALL_PLANE:
-            return super().forward(input)
-        return super().forward(input.contiguous()).contiguous(memory_format=torch.channels_last)
+    def by_pixels(self, input: Tensor) -> Tensor:
+        """The norm from sums over all pixels, for every channel, of which there are few. Shape: (B, C, H, W)."""
+        pixels, groups = input.permute(0, 2, 3, 1), self.num_groups
+        squares = pixels * pixels
+        sums = torch.stack([pixels.sum((1, 2)), squares.sum((1, 2))]).view(2, len(input), groups, -1)
+        mean, square = sums.sum(-1, keepdim=True) / (input[0].numel() // groups)
+        deviation = (square - mean * mean).clamp_min_(0).add_(self.eps).sqrt_()
+        scale = self.weight.view(groups, -1) / deviation
+        shift = torch.addcmul(self.bias.view(groups, -1), mean, scale, value=-1)
+        scale, shift = (each.view(len(input), 1, 1, -1) for each in (scale, shift))
+        return torch.addcmul(shift, pixels, scale, out=squares).permute(0, 3, 1, 2)
+
+    def _has_small_groups(self, input: Tensor) -> bool:
+        channels = self.num_channels // self.num_groups
+        return self.affine and channels <= FEW_CHANNELS and input.numel() >= MANY_GROUPS * channels
 
 
 class SteadySiLU(nn.SiLU):
@@ -273,14 +269,3 @@ def in_one_piece(input: Tensor) -> Tensor:
 def in_memory(input: Tensor) -> Tensor:
     """The numbers of a tensor without gaps as they lie. Shape: (...) → (n,)."""
     return input.as_strided((input.numel(),), (1,))
-
-
-STEADY: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Conv2d: SteadyConv2d,
-    nn.Linear: SteadyLinear,
-    nn.GroupNorm: SteadyGroupNorm,
-    nn.SiLU: SteadySiLU,
-    MLP: SteadyMLP,
-    Attention: SteadyAttention,
-    Block: SteadyBlock,
-}
