@@ -24,7 +24,7 @@ from ..recipes.complaints import complaints
 from ..recipes.conditions import NOTHING, Condition, Conditioning, conditioning_of, spread_labels
 from ..recipes.config import Config, Weights
 from ..recipes.inputs import Inputs, open_inputs
-from ..recipes.layout import for_drawing
+from ..recipes.layout import for_drawing, without_gradients
 from ..recipes.load import RecipeError
 from ..runs.checkpoint import Checkpoint
 from ..runs.choice import choose_checkpoint
@@ -185,7 +185,7 @@ class Artist:
     def draw(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
         """Images, in one batch. Shape: (len(numbers), C, H, W), uint8."""
         config, sampling = self.config, self.config.sampling
-        with for_drawing(self.model):
+        with for_drawing(self.model), without_gradients(self.model):
             drawn = sample(
                 self.conditioning.guided(self.model, self.conditions(numbers).to(self.device), sampling.guidance),
                 build_process(config.diffusion),

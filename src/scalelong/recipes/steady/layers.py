@@ -22,6 +22,8 @@ WHOLE_SUM = 1024
 """Longer sums oneDNN shares out among threads, unless there are many of them: enough for 64 threads."""
 CAN_PACK = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 """With the libraries for other processors it was not tried."""
+ADD = ("add", None, None, [], None)
+"""What a convolution does with a sum, and that nothing follows."""
 LARGE_PLANE = 1024
 """From so many pixels on, torch cuts images with their channels last for its threads to norm them."""
 FEW_CHANNELS = 4
@@ -71,11 +73,8 @@ class Draws(nn.Module):
 class Packs(Draws):
     """A layer whose weight oneDNN packs for its products, once for all that is drawn."""
 
-    weight: nn.Parameter
-    packed: Tensor | None = None
-
-    def begin_drawing(self) -> None:
-        self.draws = is_whole(self.weight)
+    packed: tuple[Any, ...] | None = None
+    """The weight and all else that its product depends on, at hand: a module finds what it has by name."""
 
     def end_drawing(self) -> None:
         self.draws, self.packed = False, None
@@ -104,29 +103,27 @@ class SteadyConv2d(Packs, nn.Conv2d):
 
     def through(self, input: Tensor) -> Tensor:
         """The images convolved with the packed weight."""
-        weight = self._packed_weight(input)
-        return torch.ops.mkldnn._convolution_pointwise.default(input, weight, *self._settings, "none", [], "")
+        return torch.ops.mkldnn._convolution_pointwise.default(input, *self.pack(input), "none", [], "")
 
     def onto(self, sum: Tensor, input: Tensor) -> Tensor:
         """The same, to which a sum is added in passing."""
-        weight, add = self._packed_weight(input), ("add", None, None, [], None)
-        return torch.ops.mkldnn._convolution_pointwise.binary(input, sum, weight, *self._settings, *add)
+        return torch.ops.mkldnn._convolution_pointwise.binary(
+            input, sum, *self.pack(input), "add", None, None, [], None
+        )
 
     def into(self, sum: Tensor, input: Tensor) -> Tensor:
         """The same, in the place of the sum."""
-        weight, add = self._packed_weight(input), ("add", None, None, [], None)
-        return torch.ops.mkldnn._convolution_pointwise_.binary(sum, input, weight, *self._settings, *add)
+        return torch.ops.mkldnn._convolution_pointwise_.binary(
+            sum, input, *self.pack(input), "add", None, None, [], None
+        )
 
-    @property
-    def _settings(self) -> tuple[Any, ...]:
-        return self.bias, self.padding, self.stride, self.dilation, self.groups
-
-    def _packed_weight(self, input: Tensor) -> Tensor:
+    def pack(self, input: Tensor) -> tuple[Any, ...]:
         packed = self.packed
         if packed is None:
             # For images of this size; other sizes cost no more than a weight that is not packed.
-            settings = self.padding, self.stride, self.dilation, self.groups, input.shape
-            packed = self.packed = torch.ops.mkldnn._reorder_convolution_weight(self.weight.detach(), *settings)
+            settings = self.padding, self.stride, self.dilation, self.groups
+            weight = torch.ops.mkldnn._reorder_convolution_weight(self.weight.detach(), *settings, input.shape)
+            packed = self.packed = (weight, self.bias, *settings)
         return packed
 
     def _is_chosen_by_threads(self, input: Tensor) -> bool:
@@ -140,6 +137,9 @@ class SteadyLinear(Packs, nn.Linear):
     Few rows, such as times, are taken for pixels; for large products the weight is packed.
     """
 
+    fewest_packed = math.inf
+    """Rows from which on a product is large, and none of its sums shared out among oneDNN's threads."""
+
     def forward(self, input: Tensor) -> Tensor:
         if self.draws:
             # The question comes last, as it takes longer than the sizes: with one image that is a percent of the time.
@@ -149,32 +149,36 @@ class SteadyLinear(Packs, nn.Linear):
                 return self.through(input)
         return F.linear(input, self.weight, self.bias)
 
+    def begin_drawing(self) -> None:
+        self.draws = is_whole(self.weight)
+        if self.draws and CAN_PACK:
+            whole = 0 if self.in_features <= WHOLE_SUM else WHOLE_SUM // 2 * self.in_features / self.out_features
+            self.fewest_packed = max(LARGE_PRODUCT / self.weight.numel(), whole)
+
     def as_pixels(self, input: Tensor) -> Tensor:
         rows = input.reshape(1, 1, -1, self.in_features).permute(0, 3, 1, 2)
         output = torch.mkldnn_convolution(rows, self.weight[:, :, None, None], self.bias, (0, 0), (1, 1), (1, 1), 1)
         return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], self.out_features)
 
-    @property
-    def fewest_packed(self) -> float:
-        """Rows from which on a product is large, and none of its sums shared out among oneDNN's threads."""
-        if not CAN_PACK:
-            return math.inf
-        whole = 0 if self.in_features <= WHOLE_SUM else WHOLE_SUM // 2 * self.in_features / self.out_features
-        return max(LARGE_PRODUCT / self.weight.numel(), whole)
-
     def through(self, input: Tensor, function: str = "none") -> Tensor:
         """The product with the packed weight, of which an element-wise function is taken in passing."""
-        return torch.ops.mkldnn._linear_pointwise.default(input, self._packed_weight(), self.bias, function, [], "none")
+        return product(input, self.pack(), function)
 
-    def onto(self, sum: Tensor, input: Tensor) -> Tensor:
-        """The product with the packed weight, to which a sum is added in passing."""
-        return torch.ops.mkldnn._linear_pointwise.binary(input, sum, self._packed_weight(), self.bias, "add")
-
-    def _packed_weight(self) -> Tensor:
+    def pack(self) -> tuple[Any, ...]:
         packed = self.packed
         if packed is None:
-            packed = self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), PACKED_ROWS)
+            weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), PACKED_ROWS)
+            packed = self.packed = (weight, self.bias)
         return packed
+
+
+def product(input: Tensor, packed: tuple[Any, ...], function: str = "none") -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(input, *packed, function, [], "none")
+
+
+def product_onto(sum: Tensor, input: Tensor, packed: tuple[Any, ...]) -> Tensor:
+    """The product, to which a sum is added in passing."""
+    return torch.ops.mkldnn._linear_pointwise.binary(input, sum, *packed, "add")
 
 
 class SteadyGroupNorm(nn.GroupNorm):
