@@ -169,8 +169,10 @@ def count_operations(step: Callable[[], Any]) -> int:
     def backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
         return 2 * sdpa_flop(query, key, value)
 
-    def convolution(images: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-        return conv_flop_count(images, weight, out_shape)
+    def convolution(*given: Any, out_shape: Any, **_: Any) -> int:
+        # The weight comes last, after images and, if there is one, what is added to them.
+        weight = [shape for shape in given if isinstance(shape, torch.Size) and len(shape) == 4][-1]
+        return conv_flop_count(out_shape, weight, out_shape)
 
     def packed(rows: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         return 2 * math.prod(rows) * out_shape[-1]
@@ -184,6 +186,8 @@ def count_operations(step: Callable[[], Any]) -> int:
     }
     if torch.backends.mkldnn.is_available():
         kernels[torch.ops.mkldnn._linear_pointwise] = packed
+        kernels[torch.ops.mkldnn._convolution_pointwise] = convolution
+        kernels[torch.ops.mkldnn._convolution_pointwise_] = convolution
     with FlopCounterMode(display=False, custom_mapping=kernels) as counter:
         step()
     return counter.get_total_flops()
