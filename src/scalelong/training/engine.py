@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ..devices import best_device, check_compiler, has_bf16
 from ..recipes.config import Config, OptimConfig, TrainingConfig
 from ..recipes.layout import lay_out
 from .cpu import take_cpu_layers
-from .sharding import shard
+from .sharding import shard, whole
 
 # The devices whose AdamW is one kernel in every supported version of torch.
 FUSED = {"cuda", "cpu", "xpu"}
@@ -131,6 +131,18 @@ def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.devic
         fused=fused,
         foreach=None if fused else True,
     )
+
+
+def clip(optimizer: Optimizer, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+    """Bring the gradients down to the largest norm, now or when the optimiser steps; returns the norm they had."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not optimizer.defaults["fused"] or not all(type(each) is Tensor and each.is_cpu for each in gradients):
+        return whole(nn.utils.clip_grad_norm_(parameters, limit, foreach=True))
+    norms = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    # By which it divides in passing: another pass over all gradients takes half a percent of a UNet's step.
+    optimizer.grad_scale = (norm / limit).clamp(min=1)  # pyright: ignore[reportAttributeAccessIssue]
+    return norm
 
 
 def learning_rate(config: OptimConfig, step: int) -> float:

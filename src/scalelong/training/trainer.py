@@ -27,13 +27,12 @@ from .agreement import all_or_none, in_contact
 from .display import Display
 from .due import Due, is_finished
 from .ema import EMA
-from .engine import build_accelerator, build_optimizer, check_shares, learning_rate, place, shares_weights, wrap
+from .engine import build_accelerator, build_optimizer, check_shares, clip, learning_rate, place, shares_weights, wrap
 from .guard import Guard, TrainingDiverged, Verdict
 from .journal import Journal
 from .objective import Noised, Objective
 from .passes import Passes
 from .quality import MakeEvaluator
-from .sharding import whole
 from .signals import StopSignals
 from .state import TrainState
 from .watching import MakeMonitor, Watching
@@ -286,8 +285,7 @@ class Trainer:
 
     def _clip(self) -> Tensor:
         self.accelerator.unscale_gradients(self.optimizer)
-        limit = self.config.optim.clip_norm or math.inf
-        return whole(torch.nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
+        return clip(self.state.optimizer, self.parameters, self.config.optim.clip_norm or math.inf)
 
     def _agree(self, pair: Tensor) -> Tensor:
         """The mean of loss and gradient norm over the processes, which also settle whether one was told to stop."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from scalelong.training.cpu import take_cpu_layers
-from scalelong.training.cpu.dropout import LEVELS, QuickDropout
+from scalelong.training.cpu.dropout import LEVELS, QuickDropout, factors
 
 
 def quick(share: float, *, inplace: bool = False) -> nn.Module:
@@ -28,6 +28,13 @@ def test_the_share_is_dropped_and_the_rest_enlarged(share: float) -> None:
     assert abs(1 - len(kept) / count - share) < 5 * math.sqrt(share * (1 - share) / count)
     assert kept.unique().tolist() == [pytest.approx(LEVELS / round((1 - share) * LEVELS))]
     assert kept[0].item() == pytest.approx(1 / (1 - share), rel=1e-4)
+
+
+@pytest.mark.parametrize("kept", [1, 7, 655, 32_768, 58_982, 65_535])
+def test_every_level_is_kept_or_dropped_and_nothing_between(kept: int) -> None:
+    levels, limit = torch.arange(-LEVELS // 2, LEVELS // 2).to(torch.int16), kept - LEVELS // 2
+    expected = torch.where(levels < limit, LEVELS / kept, 0.0)
+    assert torch.equal(factors(levels, limit, LEVELS / kept), expected)
 
 
 def test_neighbours_are_dropped_independently() -> None:

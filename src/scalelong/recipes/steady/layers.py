@@ -189,6 +189,8 @@ class SteadyGroupNorm(nn.GroupNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if input.ndim == 3 and input.is_cpu and not torch.compiler.is_compiling():
+            return self._before_attention(input)
         # In this order: what is compiled must not come to the number of threads, at which it would break off.
         if not must_be_steady(input) or input.ndim != 4 or input.is_contiguous():
             return super().forward(input)
@@ -198,6 +200,12 @@ class SteadyGroupNorm(nn.GroupNorm):
         if missing == 0:
             return super().forward(input)
         return super().forward(torch.cat([input, *[input[:1]] * missing]))[: len(input)]
+
+    def _before_attention(self, input: Tensor) -> Tensor:
+        """The norm of pixels that become tokens, and lie so: else three layers copy them. Shape: (B, C, L)."""
+        if must_be_steady(input) and not input.is_contiguous():
+            return self.forward(input.unsqueeze(-1)).squeeze(-1)
+        return super().forward(input).mT.contiguous().mT
 
     def by_pixels(self, input: Tensor) -> Tensor:
         """The norm from sums over all pixels, for every channel, of which there are few. Shape: (B, C, H, W)."""
