@@ -330,6 +330,21 @@ def test_a_residual_block_that_drops_numbers_goes_on_to_do_so() -> None:
         assert not block.draws
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_the_attention_of_a_unet_returns_images_in_the_layout_that_it_gets(last: bool) -> None:
+    from diffusers.models.attention_processor import Attention
+
+    layout = torch.channels_last if last else torch.contiguous_format
+    options = {"query_dim": 32, "heads": 4, "dim_head": 8, "norm_num_groups": 8, "residual_connection": True}
+    layer = Attention(**options, bias=True)  # pyright: ignore[reportArgumentType]
+    images = IMAGES.contiguous(memory_format=layout)
+    expected = layer(images)
+    found = make_steady(nn.Sequential(layer))(images)
+    torch.testing.assert_close(found, expected)
+    assert found.is_contiguous(memory_format=layout)
+    assert is_same(with_threads(lambda: drawn(layer, images)))
+
+
 @packs
 def test_the_weight_of_a_convolution_is_packed_for_all_sizes_until_images_are_drawn() -> None:
     (layer,) = make_steady(nn.Sequential(nn.Conv2d(32, 16, 3, padding=1)))

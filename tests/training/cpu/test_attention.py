@@ -56,9 +56,9 @@ def test_derivatives_of_both_orders_are_those_of_finite_differences() -> None:
 @pytest.mark.parametrize(("cached", "sizes"), [(1, [1] * 5), (2 * 36, [2, 2, 1]), (10**9, [5])])
 def test_parts_cover_every_head_once(cached: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "CACHED_BYTES", cached)
-    found = parts(torch.empty(5, 3, 3))
-    assert [len(room) for _, room in found] == sizes
-    assert [number for own, _ in found for number in range(5)[own]] == list(range(5))
+    found = list(parts(torch.empty(5, 3, 3), torch.arange(5)))
+    assert [len(room) for room, _ in found] == sizes
+    assert torch.equal(torch.cat([numbers for _, numbers in found]), torch.arange(5))
 
 
 def test_it_is_taken_for_training_alone_and_up_to_a_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from scalelong.models import UViT
 from scalelong.training.cpu import take_cpu_layers
 from scalelong.training.cpu.attention import AttentionInParts
 from scalelong.training.cpu.dropout import QuickDropout
-from scalelong.training.cpu.linear import TokenLinear
+from scalelong.training.cpu.linear import TokenLinear, TokenMLP
 
 
 class Doubled(nn.Linear):
@@ -32,7 +32,8 @@ def test_a_network_keeps_its_names_and_values_and_layers_that_are_something_else
     assert ours.state_dict().keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
     kinds = [type(module) for module in (ours.extra, ours.dropout, ours.decoder_pred, ours.mid_block.attn)]
-    assert kinds == [Doubled, QuickDropout, TokenLinear, AttentionInParts]
+    kinds.append(type(ours.mid_block.mlp))
+    assert kinds == [Doubled, QuickDropout, TokenLinear, AttentionInParts, TokenMLP]
 
 
 def test_on_other_devices_layers_stay_as_they_are() -> None:

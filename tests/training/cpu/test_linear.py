@@ -14,6 +14,7 @@ from run_cases import SignalAt, assert_same_run, losses, run_tiny
 from torch import Tensor, nn
 from torch.profiler import profile
 
+from scalelong.models.uvit import MLP
 from scalelong.training.cpu import linear, take_cpu_layers
 
 LARGE = (4, 260, 256)
@@ -157,6 +158,87 @@ def test_second_derivatives_are_those_of_the_matrix_product() -> None:
 
     found, expected = second(fast(plain)), second(plain)
     assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+# Two layers
+
+
+def is_one_function(output: Tensor) -> bool:
+    """Whether both layers and what is between them came about at once."""
+    node: Any = output.grad_fn
+    return "ConvolvedMLP" in node.next_functions[0][0].name()
+
+
+def mlp(*, bias: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    plain = MLP(256, 300)
+    if not bias:
+        plain.fc1, plain.fc2 = nn.Linear(256, 300, bias=False), nn.Linear(300, 256, bias=False)
+    return plain
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("x", [torch.randn(LARGE), torch.randn(1040, 256), STRIDED])
+def test_an_mlp_is_that_of_matrix_products(x: Tensor, bias: bool) -> None:
+    plain = mlp(bias=bias)
+    ours = fast(plain)
+    assert is_one_function(ours(x))
+    for found, expected in zip(gradients(ours, x), gradients(plain, x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_mlp_under_autocast_is_that_of_linear_layers() -> None:
+    plain, x = mlp(), torch.randn(LARGE)
+    ours = fast(plain)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert is_one_function(ours(x))
+        found, expected = gradients(ours, x), gradients(plain, x)
+    assert [value.dtype for value in found] == [value.dtype for value in expected]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-6 * float(other.abs().max()))
+
+
+def test_the_gradient_that_an_mlp_is_given_stays_as_it_is() -> None:
+    ours, x = fast(mlp()), torch.randn(LARGE, requires_grad=True)
+    upstream = torch.randn(LARGE)
+    before, output = upstream.clone(), ours(x)
+    first = torch.autograd.grad(output, x, upstream, retain_graph=True)[0].clone()
+    assert torch.equal(upstream, before)
+    assert torch.equal(torch.autograd.grad(output, x, upstream)[0], first)
+
+
+@pytest.mark.parametrize("name", ["fc1", "act", "fc2"])
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+def test_an_mlp_with_a_hook_calls_its_modules(name: str, kind: str) -> None:
+    ours, seen = fast(mlp()), []
+    getattr(ours.get_submodule(name), kind)(lambda *_: seen.append(1))
+    output = ours(torch.randn(LARGE, requires_grad=True))
+    assert not is_one_function(output)
+    output.sum().backward()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("frozen", ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias", "input"])
+def test_what_is_frozen_in_an_mlp_gets_no_gradient(frozen: str) -> None:
+    layer, x = fast(mlp()), torch.randn(LARGE, requires_grad=frozen != "input")
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(name != frozen)
+    layer(x).sum().backward()
+    found = {"input": x.grad, **{name: parameter.grad for name, parameter in layer.named_parameters()}}
+    assert [name for name, gradient in found.items() if gradient is None] == [frozen]
+
+
+def test_second_derivatives_of_an_mlp_are_those_of_matrix_products() -> None:
+    plain, x = mlp(), torch.randn(LARGE)
+
+    def second(layer: nn.Module) -> Tensor:
+        weight = next(layer.parameters())
+        (first,) = torch.autograd.grad(layer(x).sin().sum(), weight, create_graph=True)
+        return torch.autograd.grad(first.square().mean(), weight)[0]
+
+    found, expected = second(fast(plain)), second(plain)
+    assert expected.abs().max() > 0.01
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 

@@ -45,5 +45,9 @@ def make_part_steady(module: nn.Module) -> None:
 
         module.__class__ = SteadyResnet
         module.nonlinearity = NormedSiLU()
+    elif kind == "Attention" and type(module).__module__ == "diffusers.models.attention_processor":
+        from .resnets import SteadyImageAttention
+
+        module.__class__ = SteadyImageAttention
     elif kind.startswith("UNet2D") and type(getattr(module, "conv_act", None)) in (nn.SiLU, SteadySiLU):
         module.conv_act = NormedSiLU()

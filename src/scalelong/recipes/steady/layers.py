@@ -49,7 +49,9 @@ def is_whole(weight: Tensor) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether somebody wants to know when the module is called, or its gradient."""
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def has_planes(weight: Tensor) -> bool:

@@ -1,9 +1,10 @@
-"""The residual blocks of diffusers' UNets, which draw images in fewer passes over them."""
+"""The blocks of diffusers' UNets, which train and draw in fewer passes over their images."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor
 
@@ -38,3 +39,14 @@ class SteadyResnet(Draws, ResnetBlock2D):
         known = all(isinstance(each, SteadyConv2d) and each.draws and not has_hooks(each) for each in convolutions)
         drops = has_hooks(self.dropout) or (self.dropout.training and self.dropout.p > 0)
         self.draws = known and self._is_plain and not drops
+
+
+class SteadyImageAttention(Attention):
+    """Attention that returns whole planes for whole planes: its tokens become pixels with their channels last.
+
+    What comes next would go on so, in a layout that is no longer that of its weights.
+    """
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        output = super().forward(hidden_states, *args, **kwargs)
+        return output.contiguous() if hidden_states.ndim == 4 and hidden_states.is_contiguous() else output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,10 +38,10 @@ class AttendInParts(torch.autograd.Function):
         scale = query.shape[-1] ** -0.5
         probabilities, output = query.new_empty(*query.shape[:2], query.shape[1]), torch.empty_like(query)
         with torch.autocast("cpu", enabled=False):
-            for own, scores in parts(probabilities):
-                torch.baddbmm(scores, query[own], key[own].mT, beta=0, alpha=scale, out=scores)
-                torch.softmax(scores, dim=-1, out=probabilities[own])
-                torch.bmm(probabilities[own], value[own], out=output[own])
+            for scores, q, k, v, chosen, found in parts(probabilities, query, key.mT, value, probabilities, output):
+                torch.baddbmm(scores, q, k, beta=0, alpha=scale, out=scores)
+                torch.softmax(scores, dim=-1, out=chosen)
+                torch.bmm(chosen, v, out=found)
         ctx.save_for_backward(heads, probabilities)
         return output.view(heads.shape[1:])
 
@@ -53,23 +54,24 @@ class AttendInParts(torch.autograd.Function):
         query, key, value = packed = heads.flatten(1, 2)
         scale = query.shape[-1] ** -0.5
         upstream, found = gradient.flatten(0, 1).contiguous(), torch.empty_like(packed)
-        for own, scores in parts(probabilities):
-            chosen = probabilities[own]
-            torch.bmm(chosen.mT, upstream[own], out=found[2, own])
-            torch.bmm(upstream[own], value[own].mT, out=scores)
+        given = (query, key, value.mT, upstream, probabilities)
+        for scores, q, k, v, above, chosen, *own in parts(probabilities, *given, *found):
+            torch.bmm(chosen.mT, above, out=own[2])
+            torch.bmm(above, v, out=scores)
             inner = torch.ops.aten._softmax_backward_data(scores, chosen, -1, chosen.dtype)
-            torch.baddbmm(query[own], inner, key[own], beta=0, alpha=scale, out=found[0, own])
-            torch.baddbmm(key[own], inner.mT, query[own], beta=0, alpha=scale, out=found[1, own])
+            torch.baddbmm(q, inner, k, beta=0, alpha=scale, out=own[0])
+            torch.baddbmm(k, inner.mT, q, beta=0, alpha=scale, out=own[1])
         return found.view(heads.shape)
 
 
-def parts(probabilities: Tensor) -> list[tuple[slice, Tensor]]:
-    """Which heads to take at a time, each with room for their scores. Shape: (N, L, L)."""
+def parts(probabilities: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """All tensors a few heads at a time, after room for the scores of these. Shapes: (N, L, L), and (N, …) each."""
     heads, tokens, _ = probabilities.shape
     most = max(1, CACHED_BYTES // (tokens**2 * probabilities.element_size()))
     size = even_share(heads, most, torch.get_num_threads())
     room = probabilities.new_empty(size, tokens, tokens)
-    return [(slice(start, start + size), room[: heads - start]) for start in range(0, heads, size)]
+    for part in zip(*(tensor.split(size) for tensor in tensors), strict=True):
+        yield room[: len(part[0])], *part
 
 
 def even_share(count: int, most: int, threads: int) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...models.uvit import Attention
-from ...recipes.steady import SteadyAttention, SteadyLinear
+from ...models.uvit import MLP, Attention
+from ...recipes.steady import SteadyAttention, SteadyLinear, SteadyMLP
 from .attention import AttentionInParts
 from .dropout import QuickDropout
-from .linear import TokenLinear
+from .linear import TokenLinear, TokenMLP
 
 FASTER: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: TokenLinear,
@@ -17,6 +17,8 @@ FASTER: dict[type[nn.Module], type[nn.Module]] = {
     nn.Dropout: QuickDropout,
     Attention: AttentionInParts,
     SteadyAttention: AttentionInParts,
+    MLP: TokenMLP,
+    SteadyMLP: TokenMLP,
 }
 
 

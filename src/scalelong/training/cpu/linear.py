@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...recipes.steady import SteadyLinear
+from ...recipes.steady.blocks import SteadyMLP
+from ...recipes.steady.layers import SteadyLinear, has_hooks
 
 # From here on a step is faster with the convolution.
 FEWEST_TOKENS, FEWEST_PRODUCTS = 256, 2**26
@@ -38,30 +40,87 @@ class TokenLinear(SteadyLinear):
         return tokens >= FEWEST_TOKENS and tokens * self.weight.numel() >= FEWEST_PRODUCTS
 
 
+class TokenMLP(SteadyMLP):
+    """Two linear layers that train as convolutions, and whose GELU overwrites a gradient that nobody else has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and self._is_faster_as_one(x)):
+            return super().forward(x)
+        first, second = self.fc1, self.fc2
+        tokens = x.reshape(-1, first.in_features).contiguous()
+        output: Any = ConvolvedMLP.apply(*autocast(tokens, first.weight, first.bias, second.weight, second.bias))
+        return output.view(*x.shape[:-1], second.out_features)
+
+    def _is_faster_as_one(self, x: Tensor) -> bool:
+        first, activation, second = self.fc1, self.act, self.fc2
+        if not isinstance(first, TokenLinear) or not isinstance(second, TokenLinear):
+            return False
+        if type(activation) is not nn.GELU or any(map(has_hooks, (first, activation, second))):
+            return False
+        tokens = x.numel() // first.in_features
+        return first._is_faster_as_convolution(x) and tokens * second.weight.numel() >= FEWEST_PRODUCTS
+
+
 class ConvolvedTokens(torch.autograd.Function):
     """x·Wᵀ + b. Shapes: x (T, D), W (E, D), b (E) → (T, E)."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(tokens, weight)
-        return as_tokens(F.conv2d(as_pixels(tokens), weight[:, :, None, None], bias))
+        return convolve(tokens, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        (gradient,), (tokens, weight) = gradients, ctx.saved_tensors
+        tokens, weight = ctx.saved_tensors
+        return backward(gradients[0], tokens, weight, ctx.needs_input_grad)
+
+
+class ConvolvedMLP(torch.autograd.Function):
+    """GELU(x·Vᵀ + a)·Wᵀ + b. Shapes: x (T, D), V (E, D), a (E), W (F, E), b (F) → (T, F)."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, first: Tensor, a: Tensor | None, second: Tensor, b: Tensor | None) -> Tensor:
+        hidden = convolve(tokens, first, a)
+        active = F.gelu(hidden)
+        ctx.save_for_backward(tokens, first, a, hidden, active, second, b)
+        return convolve(active, second, b)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        tokens, first, a, hidden, active, second, b = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        # By itself: oneDNN takes longer to sum the bias's gradient beside that of the weight.
-        for_bias = gradient.sum(0) if wanted[2] else None
-        if tokens.dtype is not torch.float32:
-            # oneDNN's own products, which are faster than its convolutions here.
-            return gradient @ weight if wanted[0] else None, gradient.mT @ tokens if wanted[1] else None, for_bias
-        mask = [*wanted[:2], False]
-        pixels, upstream = as_pixels(tokens), as_pixels(gradient.contiguous())
-        for_pixels, for_kernel, _ = torch.ops.aten.convolution_backward(
-            upstream, pixels, weight[:, :, None, None], None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask
-        )
-        for_tokens = None if for_pixels is None else as_tokens(for_pixels)
-        return for_tokens, None if for_kernel is None else for_kernel[:, :, 0, 0], for_bias
+        if torch.is_grad_enabled():
+            # The gradient's own derivative is wanted too, which torch knows of the plain form.
+            given = [tensor for tensor, asked in zip((tokens, first, a, second, b), wanted, strict=True) if asked]
+            plain = F.linear(F.gelu(F.linear(tokens, first, a)), second, b)
+            found = iter(torch.autograd.grad(plain, given, gradients[0], create_graph=True))
+            return tuple(next(found) if asked else None for asked in wanted)
+        above, for_second, for_b = backward(gradients[0], active, second, (True, *wanted[3:]))
+        torch.ops.aten.gelu_backward.grad_input(above, hidden, grad_input=above)
+        return *backward(above, tokens, first, wanted[:3]), for_second, for_b
+
+
+def convolve(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return as_tokens(F.conv2d(as_pixels(tokens), weight[:, :, None, None], bias))
+
+
+def backward(gradient: Any, tokens: Tensor, weight: Tensor, wanted: Sequence[bool]) -> tuple[Any, ...]:
+    """The gradients of tokens, weight and bias, where wanted. Shapes: (T, E), (T, D), (E, D) → (T, D), (E, D), (E)."""
+    # By itself: oneDNN takes longer to sum the bias's gradient beside that of the weight.
+    for_bias = gradient.sum(0) if wanted[2] else None
+    if tokens.dtype is not torch.float32:
+        # oneDNN's own products, which are faster than its convolutions here.
+        return gradient @ weight if wanted[0] else None, gradient.mT @ tokens if wanted[1] else None, for_bias
+    # With fewer sums than there are tokens' numbers, MKL is faster.
+    by_product = wanted[1] and tokens.shape[1] > gradient.shape[1]
+    mask = [wanted[0], wanted[1] and not by_product, False]
+    pixels, upstream = as_pixels(tokens), as_pixels(gradient.contiguous())
+    for_pixels, for_kernel, _ = torch.ops.aten.convolution_backward(
+        upstream, pixels, weight[:, :, None, None], None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask
+    )
+    for_tokens = None if for_pixels is None else as_tokens(for_pixels)
+    for_weight = gradient.mT @ tokens if by_product else None if for_kernel is None else for_kernel[:, :, 0, 0]
+    return for_tokens, for_weight, for_bias
 
 
 def as_pixels(tokens: Tensor) -> Tensor:
