@@ -15,8 +15,8 @@ from scalelong.models.uvit import MLP
 from scalelong.recipes import Config, build_model, load_recipe
 from scalelong.recipes.layout import for_drawing, lay_out
 from scalelong.recipes.steady import STEADY, make_steady
-from scalelong.recipes.steady.blocks import SteadyBlock
 from scalelong.recipes.steady.layers import CAN_PACK, NormedSiLU, SteadyConv2d, SteadyLinear, shared_evenly
+from scalelong.recipes.steady.uvit import SteadyBlock
 from scalelong.training.cpu import take_cpu_layers
 
 SIZE = ("model.block_out_channels=[32, 64]", "model.depth=1", "model.attention=[16]")
@@ -225,6 +225,19 @@ def test_blocks_call_their_modules_for_few_tokens_with_gradients_and_after_drawi
         found = network(*LARGE)
         assert torch.equal(found, uvit()(*LARGE)) and found.requires_grad
     assert calls_of(network) == 3
+
+
+def test_a_block_of_layers_that_are_something_else_calls_them_while_it_draws() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    network = uvit()
+    for module in network.modules():
+        module.__class__ = Doubled if type(module) is nn.Linear else type(module)
+    with torch.no_grad():
+        expected = network(*LARGE)
+    torch.testing.assert_close(drawn(make_steady(network), *LARGE), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_block_that_draws_still_asks_for_its_skip() -> None:

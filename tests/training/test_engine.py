@@ -58,3 +58,12 @@ def test_gradients_that_are_small_enough_change_no_bit() -> None:
 def test_a_network_without_gradients_has_none_to_clip() -> None:
     frozen = nn.Linear(2, 2)
     assert clip(build_optimizer(frozen, OptimConfig(lr=0.1), CPU), list(frozen.parameters()), 1.0) == 0
+
+
+def test_beside_a_scaler_gradients_are_brought_down_at_once() -> None:
+    ours = network(1.0)
+    optimizer = build_optimizer(ours, OptimConfig(lr=0.1), CPU)
+    assert clip(optimizer, list(ours.parameters()), 0.5, scaled=True) > 0.5
+    norms = [parameter.grad.norm() for parameter in ours.parameters() if parameter.grad is not None]
+    assert torch.stack(norms).norm().item() == pytest.approx(0.5, rel=1e-4)
+    assert not hasattr(optimizer, "grad_scale")

@@ -133,11 +133,14 @@ def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.devic
     )
 
 
-def clip(optimizer: Optimizer, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
-    """Bring the gradients down to the largest norm, now or when the optimiser steps; returns the norm they had."""
+def clip(optimizer: Optimizer, parameters: Sequence[nn.Parameter], limit: float, *, scaled: bool = False) -> Tensor:
+    """Bring the gradients down to the largest norm, now or when the optimiser steps; returns the norm they had.
+
+    If the loss is `scaled`, a scaler tells the optimiser what to divide by, and they are brought down now.
+    """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     plain = bool(gradients) and all(type(each) is Tensor and each.is_cpu for each in gradients)
-    if not plain or not optimizer.defaults["fused"]:
+    if scaled or not plain or not optimizer.defaults["fused"]:
         return whole(nn.utils.clip_grad_norm_(parameters, limit, foreach=True))
     norms = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
     norm = torch.linalg.vector_norm(torch.stack(norms))

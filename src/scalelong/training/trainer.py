@@ -285,7 +285,8 @@ class Trainer:
 
     def _clip(self) -> Tensor:
         self.accelerator.unscale_gradients(self.optimizer)
-        return clip(self.state.optimizer, self.parameters, self.config.optim.clip_norm or math.inf)
+        limit, scaled = self.config.optim.clip_norm or math.inf, self.state.scaler is not None
+        return clip(self.state.optimizer, self.parameters, limit, scaled=scaled)
 
     def _agree(self, pair: Tensor) -> Tensor:
         """The mean of loss and gradient norm over the processes, which also settle whether one was told to stop."""

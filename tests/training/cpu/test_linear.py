@@ -105,14 +105,19 @@ def test_under_autocast_outputs_and_gradients_are_those_of_a_linear_layer(bias: 
         torch.testing.assert_close(one, other, rtol=2**-7, atol=2**-7 * float(other.abs().max()))
 
 
-@pytest.mark.parametrize("frozen", ["weight", "bias", "input"])
-def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
-    layer, x = fast(nn.Linear(256, 300)), torch.randn(LARGE, requires_grad=frozen != "input")
+def left_out(layer: nn.Module, frozen: str) -> list[str]:
+    """What gets no gradient, if one of the parameters or the input wants none."""
+    x = torch.randn(LARGE, requires_grad=frozen != "input")
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(name != frozen)
     layer(x).sum().backward()
     found = {"input": x.grad, **{name: parameter.grad for name, parameter in layer.named_parameters()}}
-    assert [name for name, gradient in found.items() if gradient is None] == [frozen]
+    return [name for name, gradient in found.items() if gradient is None]
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias", "input"])
+def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
+    assert left_out(fast(nn.Linear(256, 300)), frozen) == [frozen]
 
 
 def test_weights_in_half_precision_get_the_matrix_product() -> None:
@@ -147,16 +152,17 @@ def test_compiled_code_gets_the_matrix_product() -> None:
     assert called == [torch.nn.functional.linear]
 
 
+def second_derivative(layer: nn.Module, x: Tensor) -> Tensor:
+    """That of something, after the first of the parameters."""
+    weight = next(layer.parameters())
+    (first,) = torch.autograd.grad(layer(x).sin().sum(), weight, create_graph=True)
+    return torch.autograd.grad(first.square().mean(), weight)[0]
+
+
 def test_second_derivatives_are_those_of_the_matrix_product() -> None:
     torch.manual_seed(1)
     plain, x = nn.Linear(256, 300), torch.randn(LARGE)
-
-    def second(layer: nn.Module) -> Tensor:
-        weight = next(layer.parameters())
-        (first,) = torch.autograd.grad(layer(x).sin().sum(), weight, create_graph=True)
-        return torch.autograd.grad(first.square().mean(), weight)[0]
-
-    found, expected = second(fast(plain)), second(plain)
+    found, expected = second_derivative(fast(plain), x), second_derivative(plain, x)
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
@@ -221,23 +227,12 @@ def test_an_mlp_with_a_hook_calls_its_modules(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("frozen", ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias", "input"])
 def test_what_is_frozen_in_an_mlp_gets_no_gradient(frozen: str) -> None:
-    layer, x = fast(mlp()), torch.randn(LARGE, requires_grad=frozen != "input")
-    for name, parameter in layer.named_parameters():
-        parameter.requires_grad_(name != frozen)
-    layer(x).sum().backward()
-    found = {"input": x.grad, **{name: parameter.grad for name, parameter in layer.named_parameters()}}
-    assert [name for name, gradient in found.items() if gradient is None] == [frozen]
+    assert left_out(fast(mlp()), frozen) == [frozen]
 
 
 def test_second_derivatives_of_an_mlp_are_those_of_matrix_products() -> None:
     plain, x = mlp(), torch.randn(LARGE)
-
-    def second(layer: nn.Module) -> Tensor:
-        weight = next(layer.parameters())
-        (first,) = torch.autograd.grad(layer(x).sin().sum(), weight, create_graph=True)
-        return torch.autograd.grad(first.square().mean(), weight)[0]
-
-    found, expected = second(fast(plain)), second(plain)
+    found, expected = second_derivative(fast(plain), x), second_derivative(plain, x)
     assert expected.abs().max() > 0.01
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import nn
 
 from ...models.uvit import MLP, Attention, Block
-from .blocks import SteadyAttention, SteadyBlock, SteadyMLP
 from .layers import NormedSiLU, SteadyConv2d, SteadyGroupNorm, SteadyLinear, SteadySiLU, gelu
+from .uvit import SteadyAttention, SteadyBlock, SteadyMLP
 
 STEADY: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: SteadyConv2d,
@@ -41,12 +41,12 @@ def make_part_steady(module: nn.Module) -> None:
         module.gelu = gelu  # pyright: ignore[reportArgumentType]
     # Activations of their own: early versions share one among all modules.
     elif kind == "ResnetBlock2D" and type(module.nonlinearity) in (nn.SiLU, SteadySiLU):
-        from .resnets import SteadyResnet
+        from .unet import SteadyResnet
 
         module.__class__ = SteadyResnet
         module.nonlinearity = NormedSiLU()
     elif kind == "Attention" and type(module).__module__ == "diffusers.models.attention_processor":
-        from .resnets import SteadyImageAttention
+        from .unet import SteadyImageAttention
 
         module.__class__ = SteadyImageAttention
     elif kind.startswith("UNet2D") and type(getattr(module, "conv_act", None)) in (nn.SiLU, SteadySiLU):

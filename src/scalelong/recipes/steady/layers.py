@@ -66,7 +66,7 @@ class Draws(nn.Module):
 
     def begin_drawing(self) -> None:
         """Take them from now on, where it can; what is in it does already."""
-        self.draws = True
+        raise NotImplementedError
 
     def end_drawing(self) -> None:
         self.draws = False
@@ -109,15 +109,11 @@ class SteadyConv2d(Packs, nn.Conv2d):
 
     def onto(self, sum: Tensor, input: Tensor) -> Tensor:
         """The same, to which a sum is added in passing."""
-        return torch.ops.mkldnn._convolution_pointwise.binary(
-            input, sum, *self.pack(input), "add", None, None, [], None
-        )
+        return torch.ops.mkldnn._convolution_pointwise.binary(input, sum, *self.pack(input), *ADD)
 
     def into(self, sum: Tensor, input: Tensor) -> Tensor:
         """The same, in the place of the sum."""
-        return torch.ops.mkldnn._convolution_pointwise_.binary(
-            sum, input, *self.pack(input), "add", None, None, [], None
-        )
+        return torch.ops.mkldnn._convolution_pointwise_.binary(sum, input, *self.pack(input), *ADD)
 
     def pack(self, input: Tensor) -> tuple[Any, ...]:
         packed = self.packed

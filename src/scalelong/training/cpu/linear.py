@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...recipes.steady.blocks import SteadyMLP
 from ...recipes.steady.layers import SteadyLinear, has_hooks
+from ...recipes.steady.uvit import SteadyMLP
 
 # From here on a step is faster with the convolution.
 FEWEST_TOKENS, FEWEST_PRODUCTS = 256, 2**26

@@ -71,7 +71,8 @@ class SteadyBlock(Draws, Block):
     def begin_drawing(self) -> None:
         own = [module for module in self.modules() if module is not self]
         self.draws = all(is_known(module) and not has_hooks(module) for module in own)
-        self.fewest_rows = max(module.fewest_packed for module in own if isinstance(module, SteadyLinear))
+        fewest = (module.fewest_packed for module in own if isinstance(module, SteadyLinear))
+        self.fewest_rows = max(fewest, default=math.inf)
 
     def end_drawing(self) -> None:
         self.draws, self.parts = False, None
