@@ -75,6 +75,20 @@ def test_outputs_and_gradients_are_those_of_the_matrix_product(x: Tensor, bias: 
         assert found.is_contiguous()
 
 
+@pytest.mark.parametrize("can_pack", [True, False])
+@pytest.mark.parametrize("tokens", [1024, 4096])
+def test_a_weight_with_fewer_outputs_gets_its_gradient_too(
+    tokens: int, can_pack: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    assert linear.is_faster_as_product(tokens, 512, 200) is (tokens == 1024)
+    monkeypatch.setattr(linear, "CAN_PACK", can_pack and linear.CAN_PACK)
+    plain, x = nn.Linear(512, 200), torch.randn(tokens, 512)
+    for found, expected in zip(gradients(fast(plain), x), gradients(plain, x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert found.is_contiguous()
+
+
 def test_the_strides_of_an_axis_of_one_do_not_matter() -> None:
     x = torch.randn(1040, 1, 256).transpose(0, 1)
     plain = nn.Linear(256, 300)
@@ -159,9 +173,10 @@ def second_derivative(layer: nn.Module, x: Tensor) -> Tensor:
     return torch.autograd.grad(first.square().mean(), weight)[0]
 
 
-def test_second_derivatives_are_those_of_the_matrix_product() -> None:
+@pytest.mark.parametrize(("inputs", "outputs"), [(256, 300), (300, 256)])
+def test_second_derivatives_are_those_of_the_matrix_product(inputs: int, outputs: int) -> None:
     torch.manual_seed(1)
-    plain, x = nn.Linear(256, 300), torch.randn(LARGE)
+    plain, x = nn.Linear(inputs, outputs), torch.randn(4, 260, inputs)
     found, expected = second_derivative(fast(plain), x), second_derivative(plain, x)
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

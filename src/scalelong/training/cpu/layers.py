@@ -29,4 +29,9 @@ def take_cpu_layers(network: nn.Module, device: torch.device) -> nn.Module:
     for module in network.modules():
         # Not of subclasses, which may do something else.
         module.__class__ = FASTER.get(type(module), type(module))
+        # diffusers need not be installed.
+        if type(module).__name__ == "Upsample2D" and type(module).__module__.startswith("diffusers."):
+            from .upsampling import QuickUpsample
+
+            module.__class__ = QuickUpsample
     return network

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...recipes.steady.layers import SteadyLinear, has_hooks
+from ...recipes.steady.layers import CAN_PACK, SteadyLinear, has_hooks, product
 from ...recipes.steady.uvit import SteadyMLP
 
 # From here on a step is faster with the convolution.
@@ -111,16 +111,29 @@ def backward(gradient: Any, tokens: Tensor, weight: Tensor, wanted: Sequence[boo
     if tokens.dtype is not torch.float32:
         # oneDNN's own products, which are faster than its convolutions here.
         return gradient @ weight if wanted[0] else None, gradient.mT @ tokens if wanted[1] else None, for_bias
-    # With fewer sums than there are tokens' numbers, MKL is faster.
-    by_product = wanted[1] and tokens.shape[1] > gradient.shape[1]
+    by_product = wanted[1] and is_faster_as_product(*tokens.shape, gradient.shape[1])
     mask = [wanted[0], wanted[1] and not by_product, False]
     pixels, upstream = as_pixels(tokens), as_pixels(gradient.contiguous())
     for_pixels, for_kernel, _ = torch.ops.aten.convolution_backward(
         upstream, pixels, weight[:, :, None, None], None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask
     )
     for_tokens = None if for_pixels is None else as_tokens(for_pixels)
-    for_weight = gradient.mT @ tokens if by_product else None if for_kernel is None else for_kernel[:, :, 0, 0]
+    for_weight = outer(gradient, tokens) if by_product else None if for_kernel is None else for_kernel[:, :, 0, 0]
     return for_tokens, for_weight, for_bias
+
+
+def is_faster_as_product(tokens: int, inputs: int, outputs: int) -> bool:
+    """Whether a weight's gradient is: oneDNN's convolution takes up to twice as long for large ones of few tokens."""
+    return outputs < inputs and tokens <= 4 * inputs
+
+
+def outer(left: Tensor, right: Tensor) -> Tensor:
+    """leftᵀ·right, best where left is the narrower. Shapes: (T, E), (T, D) → (E, D)."""
+    if not CAN_PACK or torch.is_grad_enabled():
+        # Here, or where the gradient's own derivative is wanted too.
+        return left.mT @ right
+    # oneDNN takes the right one as it is and the left one transposed, which it copies twice as fast as torch.
+    return product(left.to_mkldnn().transpose(0, 1).to_dense(), (right.mT, None))
 
 
 def as_pixels(tokens: Tensor) -> Tensor:
