@@ -111,7 +111,8 @@ def backward(gradient: Any, tokens: Tensor, weight: Tensor, wanted: Sequence[boo
     if tokens.dtype is not torch.float32:
         # oneDNN's own products, which are faster than its convolutions here.
         return gradient @ weight if wanted[0] else None, gradient.mT @ tokens if wanted[1] else None, for_bias
-    by_product = wanted[1] and is_faster_as_product(*tokens.shape, gradient.shape[1])
+    count, inputs = tokens.shape
+    by_product = wanted[1] and is_faster_as_product(count, inputs, gradient.shape[1])
     mask = [wanted[0], wanted[1] and not by_product, False]
     pixels, upstream = as_pixels(tokens), as_pixels(gradient.contiguous())
     for_pixels, for_kernel, _ = torch.ops.aten.convolution_backward(
