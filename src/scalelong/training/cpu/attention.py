@@ -56,9 +56,10 @@ class AttendInParts(torch.autograd.Function):
         upstream, found = gradient.flatten(0, 1).contiguous(), torch.empty_like(packed)
         given = (query, key, value.mT, upstream, probabilities)
         for scores, q, k, v, above, chosen, *own in parts(probabilities, *given, *found):
-            torch.bmm(chosen.mT, above, out=own[2])
             torch.bmm(above, v, out=scores)
+            # It reads the probabilities in order, which brings them into the caches for the product.
             inner = torch.ops.aten._softmax_backward_data(scores, chosen, -1, chosen.dtype)
+            torch.bmm(chosen.mT, above, out=own[2])
             torch.baddbmm(q, inner, k, beta=0, alpha=scale, out=own[0])
             torch.baddbmm(k, inner.mT, q, beta=0, alpha=scale, out=own[1])
         return found.view(heads.shape)

@@ -101,7 +101,7 @@ class ConvolvedMLP(torch.autograd.Function):
 
 
 def convolve(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return as_tokens(F.conv2d(as_pixels(tokens), weight[:, :, None, None], bias))
+    return as_tokens(F.conv2d(as_pixels(tokens), as_kernel(weight), bias))
 
 
 def backward(gradient: Any, tokens: Tensor, weight: Tensor, wanted: Sequence[bool]) -> tuple[Any, ...]:
@@ -111,27 +111,28 @@ def backward(gradient: Any, tokens: Tensor, weight: Tensor, wanted: Sequence[boo
     if tokens.dtype is not torch.float32:
         # oneDNN's own products, which are faster than its convolutions here.
         return gradient @ weight if wanted[0] else None, gradient.mT @ tokens if wanted[1] else None, for_bias
-    count, inputs = tokens.shape
-    by_product = wanted[1] and is_faster_as_product(count, inputs, gradient.shape[1])
-    mask = [wanted[0], wanted[1] and not by_product, False]
-    pixels, upstream = as_pixels(tokens), as_pixels(gradient.contiguous())
+    gradient = gradient.contiguous()
+    # Before the tokens' gradient, which is in the caches then for whoever wants it.
+    for_weight = outer(gradient, tokens) if wanted[1] and is_faster_as_product(gradient, tokens) else None
+    mask = [wanted[0], wanted[1] and for_weight is None, False]
     for_pixels, for_kernel, _ = torch.ops.aten.convolution_backward(
-        upstream, pixels, weight[:, :, None, None], None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask
+        as_pixels(gradient), as_pixels(tokens), as_kernel(weight), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask
     )
-    for_tokens = None if for_pixels is None else as_tokens(for_pixels)
-    for_weight = outer(gradient, tokens) if by_product else None if for_kernel is None else for_kernel[:, :, 0, 0]
-    return for_tokens, for_weight, for_bias
+    if for_kernel is not None:
+        for_weight = for_kernel.view(weight.shape)
+    return None if for_pixels is None else as_tokens(for_pixels), for_weight, for_bias
 
 
-def is_faster_as_product(tokens: int, inputs: int, outputs: int) -> bool:
+def is_faster_as_product(gradient: Tensor, tokens: Tensor) -> bool:
     """Whether a weight's gradient is: oneDNN's convolution takes up to twice as long for large ones of few tokens."""
-    return outputs < inputs and tokens <= 4 * inputs
+    (count, inputs), outputs = tokens.shape, gradient.shape[1]
+    return outputs < inputs and count <= 4 * inputs
 
 
 def outer(left: Tensor, right: Tensor) -> Tensor:
     """leftᵀ·right, best where left is the narrower. Shapes: (T, E), (T, D) → (E, D)."""
     if not CAN_PACK or torch.is_grad_enabled():
-        # Here, or where the gradient's own derivative is wanted too.
+        # What follows has no derivative of its own, and was not tried on other processors.
         return left.mT @ right
     # oneDNN takes the right one as it is and the left one transposed, which it copies twice as fast as torch.
     return product(left.to_mkldnn().transpose(0, 1).to_dense(), (right.mT, None))
@@ -140,6 +141,11 @@ def outer(left: Tensor, right: Tensor) -> Tensor:
 def as_pixels(tokens: Tensor) -> Tensor:
     """A view of tokens as one image whose channels vary fastest. Shape: (T, D) → (1, D, 1, T)."""
     return tokens.view(1, 1, *tokens.shape).permute(0, 3, 1, 2)
+
+
+def as_kernel(weight: Tensor) -> Tensor:
+    """Shape: (E, D) → (E, D, 1, 1)."""
+    return weight.view(*weight.shape, 1, 1)
 
 
 def as_tokens(pixels: Tensor) -> Tensor:
