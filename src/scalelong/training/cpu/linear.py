@@ -140,7 +140,9 @@ def outer(left: Tensor, right: Tensor) -> Tensor:
 
 def as_pixels(tokens: Tensor) -> Tensor:
     """A view of tokens as one image whose channels vary fastest. Shape: (T, D) → (1, D, 1, T)."""
-    return tokens.view(1, 1, *tokens.shape).permute(0, 3, 1, 2)
+    count, width = tokens.shape
+    # In one call: after a large product none is in the caches, and each takes 25 µs.
+    return tokens.as_strided((1, width, 1, count), (count * width, 1, count * width, width))
 
 
 def as_kernel(weight: Tensor) -> Tensor:
@@ -150,7 +152,7 @@ def as_kernel(weight: Tensor) -> Tensor:
 
 def as_tokens(pixels: Tensor) -> Tensor:
     """Shape: (1, D, 1, T) → (T, D)."""
-    return pixels.permute(0, 2, 3, 1)[0, 0]
+    return pixels.permute(0, 2, 3, 1).flatten(0, 2)
 
 
 def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
