@@ -89,6 +89,18 @@ def test_a_weight_with_fewer_outputs_gets_its_gradient_too(
         assert found.is_contiguous()
 
 
+def test_gradients_may_come_in_batches() -> None:
+    torch.manual_seed(0)
+    ours, x = fast(nn.Linear(512, 200)), torch.randn(1040, 512)
+    upstream = torch.randn(2, 1040, 200)
+    output = ours(x)
+    assert linear.is_faster_as_product(output, x)
+    (found,) = torch.autograd.grad(output, ours.weight, upstream, is_grads_batched=True, retain_graph=True)
+    for batch, gradient in zip(found, upstream, strict=True):
+        (expected,) = torch.autograd.grad(output, ours.weight, gradient, retain_graph=True)
+        torch.testing.assert_close(batch, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_the_strides_of_an_axis_of_one_do_not_matter() -> None:
     x = torch.randn(1040, 1, 256).transpose(0, 1)
     plain = nn.Linear(256, 300)

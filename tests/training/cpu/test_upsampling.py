@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ pytest.importorskip("diffusers")
 
 from diffusers.models.upsampling import Upsample2D
 
+from scalelong.recipes.steady import make_steady
 from scalelong.training.cpu import take_cpu_layers
-from scalelong.training.cpu.upsampling import QuickUpsample
+from scalelong.training.cpu.upsampling import QuickUpsample, doubled
 
-IMAGES = (4, 16, 9, 11)
+IMAGES = (12, 16, 9, 11)
 
 
 def layer(**settings: Any) -> Upsample2D:
@@ -63,7 +65,33 @@ def test_outputs_and_gradients_are_those_of_enlarged_images(
         assert_close(found, expected, tolerance)
 
 
-def test_under_autocast_they_are_too_and_the_kernels_are_added_up_before_they_are_rounded() -> None:
+def test_the_convolution_of_a_network_that_draws_is_known_and_keeps_to_the_layout_of_its_weight() -> None:
+    plain, x = layer(), torch.randn(IMAGES).contiguous(memory_format=torch.channels_last)
+    ours = fast(make_steady(copy.deepcopy(plain)))
+    assert type(ours.conv) is not nn.Conv2d and is_quick(ours, x)
+    assert ours(x).is_contiguous()
+    assert_close(ours(x), plain(x), 1e-5)
+
+
+def test_kernels_are_added_up_before_they_are_rounded() -> None:
+    kernel = torch.randn(5, 3, 3, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = doubled(kernel)
+    assert found.dtype is torch.float32 and torch.equal(found, doubled(kernel))
+
+
+def test_the_first_call_may_be_inside_another_mode() -> None:
+    plain, x = layer(), torch.randn(IMAGES)
+    ours = fast(plain)
+    with torch.inference_mode(), torch.enable_grad():
+        ours(x)
+    with torch.device("meta"):
+        assert_close(ours(x), plain(x), 1e-5)
+    assert_close(ours(x), plain(x), 1e-5)
+    ours(x).sum().backward()
+
+
+def test_under_autocast_outputs_and_gradients_are_those_of_enlarged_images() -> None:
     plain, x = layer(), torch.randn(IMAGES)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found, expected = gradients(fast(plain), x), gradients(plain, x)
@@ -121,8 +149,36 @@ def test_another_convolution_in_it_is_what_it_was_to_the_bit(setting: str) -> No
     assert torch.equal(fast(plain)(x), plain(x))
 
 
+class Halved(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) / 2
+
+
+def test_a_convolution_that_does_something_else_is_called() -> None:
+    plain, x = layer(), torch.randn(IMAGES)
+    plain.conv = Halved(16, 24, 3, padding=1)
+    assert torch.equal(fast(plain)(x), plain(x))
+    ours = fast(layer())
+    ours.conv.forward = torch.zeros_like
+    assert torch.equal(ours(x), torch.zeros(12, 16, 18, 22))
+
+
+def test_compiled_code_enlarges_images_of_any_number_the_same_way() -> None:
+    ours, called = fast(layer()), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        called.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(ours, backend=backend, fullgraph=True, dynamic=True)
+    for count in (2, 12, 24):
+        compiled(torch.randn(count, *IMAGES[1:]))
+    assert len(called) == 1 and torch.nn.functional.interpolate in called[0]
+
+
 def test_few_pixels_or_no_gradients_give_the_same_bits() -> None:
-    plain, few = layer(), torch.randn(3, 16, 9, 9)
+    plain, few = layer(), torch.randn(10, 16, 9, 11)
     ours = fast(plain)
     assert torch.equal(ours(few), plain(few))
     with torch.no_grad():

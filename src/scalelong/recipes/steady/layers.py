@@ -49,8 +49,8 @@ def is_whole(weight: Tensor) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to know when the module is called, or its gradient."""
-    forward = module._forward_hooks or module._forward_pre_hooks
+    """Whether somebody wants to know when the module is called, or its gradient, or does something else instead."""
+    forward = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
     return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 

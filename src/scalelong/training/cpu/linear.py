@@ -131,8 +131,9 @@ def is_faster_as_product(gradient: Tensor, tokens: Tensor) -> bool:
 
 def outer(left: Tensor, right: Tensor) -> Tensor:
     """leftᵀ·right, best where left is the narrower. Shapes: (T, E), (T, D) → (E, D)."""
-    if not CAN_PACK or torch.is_grad_enabled():
-        # What follows has no derivative of its own, and was not tried on other processors.
+    if not CAN_PACK or torch.is_grad_enabled() or not torch._C._has_storage(left):
+        # What follows has no derivative of its own, takes no batches of gradients (whose numbers are elsewhere), and
+        # was not tried on other processors.
         return left.mT @ right
     # oneDNN takes the right one as it is and the left one transposed, which it copies twice as fast as torch.
     return product(left.to_mkldnn().transpose(0, 1).to_dense(), (right.mT, None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+import math
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ...recipes.steady.layers import SteadyConv2d, has_hooks, has_planes
 
-FEWEST_PIXELS = 256
-"""Of fewer in a batch, the larger kernel takes longer to make than it saves."""
+FEWEST_PIXELS = 1024
+"""Of fewer in a batch, the larger kernel may take longer to make than it saves, in bf16 above all."""
 
 
 class QuickUpsample(Upsample2D):
@@ -24,9 +24,8 @@ class QuickUpsample(Upsample2D):
     """
 
     def forward(self, hidden_states: Tensor, output_size: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-        doubles = output_size is None or output_size == tuple(2 * size for size in hidden_states.shape[-2:])
-        many = hidden_states.numel() >= FEWEST_PIXELS * self.channels
-        if args or kwargs or not (doubles and many and trains(hidden_states) and self._is_plain):
+        # Sizes are looked at last: compiled code would be made anew for others.
+        if args or kwargs or not (trains(hidden_states) and self._is_plain and pays(hidden_states, output_size)):
             return super().forward(hidden_states, output_size, *args, **kwargs)
         convolution: Any = self.conv
         images = hidden_states.contiguous() if has_planes(convolution.weight) else hidden_states
@@ -48,16 +47,18 @@ def trains(images: Tensor) -> bool:
     return images.is_cpu and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
+def pays(images: Tensor, output_size: Any) -> bool:
+    """Whether the images are doubled, and have many pixels."""
+    count, _, *sizes = images.shape
+    doubles = output_size is None or output_size == tuple(2 * size for size in sizes)
+    return doubles and count * math.prod(sizes) >= FEWEST_PIXELS
+
+
 def doubled(kernel: Tensor) -> Tensor:
     """The kernel of the transposed convolution. Shape: (E, D, 3, 3) → (D, E, 4, 4)."""
     outputs, inputs = kernel.shape[:2]
+    # Which of a kernel's three numbers in a line meet a pixel where it is doubled.
+    line = torch.tensor([[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=kernel.dtype, device=kernel.device)
     with torch.autocast("cpu", enabled=False):
         rows = kernel.transpose(0, 1).reshape(-1, 9)
-        return (rows @ sums(kernel.dtype)).view(inputs, outputs, 4, 4)
-
-
-@cache
-def sums(dtype: torch.dtype) -> Tensor:
-    """Which of a kernel's numbers meet a pixel where it is doubled. Shape: (9, 16)."""
-    line = torch.tensor([[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=dtype)
-    return torch.kron(line, line).mT.contiguous()
+        return (rows @ torch.kron(line, line).mT).view(inputs, outputs, 4, 4)
