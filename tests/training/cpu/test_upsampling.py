@@ -163,18 +163,23 @@ def test_a_convolution_that_does_something_else_is_called() -> None:
     assert torch.equal(ours(x), torch.zeros(12, 16, 18, 22))
 
 
-def test_compiled_code_enlarges_images_of_any_number_the_same_way() -> None:
-    ours, called = fast(layer()), []
+def test_code_is_compiled_as_often_as_that_of_diffusers_and_the_same() -> None:
+    def compiled(module: nn.Module) -> list[list[object]]:
+        graphs: list[list[object]] = []
 
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        called.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
-        return graph.forward
+        def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+            graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+            return graph.forward
 
-    torch.compiler.reset()
-    compiled = torch.compile(ours, backend=backend, fullgraph=True, dynamic=True)
-    for count in (2, 12, 24):
-        compiled(torch.randn(count, *IMAGES[1:]))
-    assert len(called) == 1 and torch.nn.functional.interpolate in called[0]
+        torch.compiler.reset()
+        code = torch.compile(module, backend=backend, fullgraph=True, dynamic=True)
+        for count in (2, 12, 24, 3):
+            code(torch.randn(count, *IMAGES[1:]))
+        return graphs
+
+    expected = compiled(layer())
+    assert torch.nn.functional.interpolate in expected[0]
+    assert compiled(fast(layer())) == expected
 
 
 def test_few_pixels_or_no_gradients_give_the_same_bits() -> None:

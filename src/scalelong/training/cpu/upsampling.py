@@ -44,7 +44,7 @@ class QuickUpsample(Upsample2D):
 
 def trains(images: Tensor) -> bool:
     # Compiled code has its own ways with images.
-    return images.is_cpu and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and images.is_cpu and torch.is_grad_enabled()
 
 
 def pays(images: Tensor, output_size: Any) -> bool:
