@@ -96,7 +96,10 @@ class ConvolvedMLP(torch.autograd.Function):
             found = iter(torch.autograd.grad(plain, given, gradients[0], create_graph=True))
             return tuple(next(found) if asked else None for asked in wanted)
         above, for_second, for_b = backward(gradients[0], active, second, (True, *wanted[3:]))
-        torch.ops.aten.gelu_backward.grad_input(above, hidden, grad_input=above)
+        if is_batch(above):
+            above = torch.ops.aten.gelu_backward(above, hidden)
+        else:
+            torch.ops.aten.gelu_backward.grad_input(above, hidden, grad_input=above)
         return *backward(above, tokens, first, wanted[:3]), for_second, for_b
 
 
@@ -108,8 +111,8 @@ def backward(gradient: Any, tokens: Tensor, weight: Tensor, wanted: Sequence[boo
     """The gradients of tokens, weight and bias, where wanted. Shapes: (T, E), (T, D), (E, D) → (T, D), (E, D), (E)."""
     # By itself: oneDNN takes longer to sum the bias's gradient beside that of the weight.
     for_bias = gradient.sum(0) if wanted[2] else None
-    if tokens.dtype is not torch.float32:
-        # oneDNN's own products, which are faster than its convolutions here.
+    if tokens.dtype is not torch.float32 or is_batch(gradient):
+        # oneDNN's own products, which are faster than its convolutions here; of batches torch knows no other.
         return gradient @ weight if wanted[0] else None, gradient.mT @ tokens if wanted[1] else None, for_bias
     gradient = gradient.contiguous()
     # Before the tokens' gradient, which is in the caches then for whoever wants it.
@@ -123,6 +126,11 @@ def backward(gradient: Any, tokens: Tensor, weight: Tensor, wanted: Sequence[boo
     return None if for_pixels is None else as_tokens(for_pixels), for_weight, for_bias
 
 
+def is_batch(gradient: Tensor) -> bool:
+    """Whether torch computes many gradients at once (`is_grads_batched`): it has none of their numbers then."""
+    return not torch._C._has_storage(gradient)
+
+
 def is_faster_as_product(gradient: Tensor, tokens: Tensor) -> bool:
     """Whether a weight's gradient is: oneDNN's convolution takes up to twice as long for large ones of few tokens."""
     (count, inputs), outputs = tokens.shape, gradient.shape[1]
@@ -131,9 +139,8 @@ def is_faster_as_product(gradient: Tensor, tokens: Tensor) -> bool:
 
 def outer(left: Tensor, right: Tensor) -> Tensor:
     """leftᵀ·right, best where left is the narrower. Shapes: (T, E), (T, D) → (E, D)."""
-    if not CAN_PACK or torch.is_grad_enabled() or not torch._C._has_storage(left):
-        # What follows has no derivative of its own, takes no batches of gradients (whose numbers are elsewhere), and
-        # was not tried on other processors.
+    if not CAN_PACK or torch.is_grad_enabled():
+        # What follows has no derivative of its own, and was not tried on other processors.
         return left.mT @ right
     # oneDNN takes the right one as it is and the left one transposed, which it copies twice as fast as torch.
     return product(left.to_mkldnn().transpose(0, 1).to_dense(), (right.mT, None))
