@@ -38,7 +38,7 @@ from scalelong.diffusion.solvers import solver_indices
 from scalelong.process import keep_freed_memory
 from scalelong.recipes import Config, build_model, build_process
 from scalelong.recipes.conditions import Conditioning, conditioning_of, spread_labels
-from scalelong.recipes.layout import for_drawing, lay_out
+from scalelong.recipes.layout import lay_out
 from scalelong.sampling.draw import Artist, with_sampling
 
 UVIT = {"kind": "uvit", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4}
@@ -126,7 +126,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
 def measure(name: str, options: argparse.Namespace) -> Result:
     (model, batch, guided), clock = CASES[name], CLOCKS[options.clock]
     config = configure(model, batch, guided, options.steps)
-    network, conditioning = lay_out(build_model(config).eval(), config.training), conditioning_of(config)
+    network, conditioning = lay_out(build_model(config).eval(), config.training, "cpu"), conditioning_of(config)
     artist = Artist(network, config, conditioning, lambda own: spread_labels(config, own.stop))
     ours, plain = lambda: artist.draw(range(batch)), plain_loop(network, config, conditioning, batch)
     operations = count_operations(ours)
@@ -137,8 +137,7 @@ def measure(name: str, options: argparse.Namespace) -> Result:
         network.compile(dynamic=False)
     check_same_images(ours(), expected)
     command = (__file__, "--plain", name, "--steps", options.steps, "--threads", options.threads)
-    # As `scalelong sample` does for all of its batches; the plain loop loads its network once as well.
-    with Peer(*command, clock=options.clock) as peer, for_drawing(network):
+    with Peer(*command, clock=options.clock) as peer:
         turns = {"ours": lambda: timed(ours, clock), "plain": peer.turn}
         return summarise(name, batch, guided, operations, run_rounds(name, turns, options.rounds, clock))
 

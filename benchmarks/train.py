@@ -16,7 +16,6 @@ products, in float32 and in bf16, run before, between and after them. A ratio is
 over the rounds is given with its 95 % interval, so that other load on the machine meets both sides; `best` compares the
 fastest step of each with the fastest matrix product, whenever they were. The operations of a step are those of forward
 and backward as torch counts them, the attention's backward as twice its forward (nothing for what it computes again).
-They are the trainer's own: images are enlarged in fewer of them than the plain loop takes.
 
 `--clock cpu` counts the time that the process computed instead of the time that passed: use it with `--threads 1`, for
 threads that wait for each other count as computing.
@@ -27,7 +26,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import os
 import platform
 import random
@@ -38,12 +36,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from common import CLOCKS, Peer, bootstrap_median
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode, conv_flop_count, sdpa_flop
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from workload import CASES, Case, plain_loop, recipe
 
 from scalelong.devices import best_device
@@ -51,7 +48,6 @@ from scalelong.process import keep_freed_memory
 from scalelong.runs import Run
 from scalelong.runs.resume import Start
 from scalelong.training import Display, Trainer, train
-from scalelong.training.cpu import upsampling
 from scalelong.training.engine import resolve_precision
 
 SPEEDUP_GOAL, WAIT_GOAL, GROWTH_GOAL = 1.1, 0.02, 0.01
@@ -91,7 +87,6 @@ class Result:
     precision: str
     parameters: int
     operations: int
-    plain_operations: int
     rounds: int
     images_per_second: float
     plain_images_per_second: float
@@ -155,19 +150,16 @@ def measure(name: str, options: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         config = recipe(case, precision=options.precision, **dict.fromkeys(switches, True))
         trainer = Trainer(config, Run(Path(folder)), Start())
-        operations = plain_operations = count_operations(plain_loop(trainer.config))
-        # Inside compiled code they cannot be counted.
+        operations = count_operations(plain_loop(trainer.config))
+        # Both must do the same work, or the ratio means nothing; inside compiled code it cannot be counted.
         if "compile" not in switches:
-            operations = count_operations(trainer.train_step)
-            # Both must do the same work, or the ratio means nothing; only images are enlarged in fewer products.
-            with patch.object(upsampling, "FEWEST_PIXELS", math.inf):
-                assert count_operations(trainer.train_step) == plain_operations
+            assert count_operations(trainer.train_step) == operations
         workload = Path(__file__).with_name("workload.py")
         with Peer(workload, name, case.batch, options.threads, clock=options.clock) as plain:
             times = run_rounds(name, trainer, plain, case.rounds, CLOCKS[options.clock])
     parameters = sum(parameter.numel() for parameter in trainer.parameters)
     precision = trainer.accelerator.mixed_precision.replace("no", "fp32")
-    return summarise(name, case, precision, parameters, (operations, plain_operations), times)
+    return summarise(name, case, precision, parameters, operations, times)
 
 
 def count_operations(step: Callable[[], Any]) -> int:
@@ -176,25 +168,12 @@ def count_operations(step: Callable[[], Any]) -> int:
     def backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
         return 2 * sdpa_flop(query, key, value)
 
-    def convolution(*given: Any, out_shape: Any, **_: Any) -> int:
-        # The weight comes last, after images and, if there is one, what is added to them.
-        weight = [shape for shape in given if isinstance(shape, torch.Size) and len(shape) == 4][-1]
-        return conv_flop_count(out_shape, weight, out_shape)
-
-    def packed(rows: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-        return 2 * math.prod(rows) * out_shape[-1]
-
     forward = lambda query, key, value, *_, **__: sdpa_flop(query, key, value)  # noqa: E731
     # Of these torch counts the kernels of GPUs only.
     kernels = {
-        torch.ops.aten.mkldnn_convolution: convolution,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: forward,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
     }
-    if torch.backends.mkldnn.is_available():
-        kernels[torch.ops.mkldnn._linear_pointwise] = packed
-        kernels[torch.ops.mkldnn._convolution_pointwise] = convolution
-        kernels[torch.ops.mkldnn._convolution_pointwise_] = convolution
     with FlopCounterMode(display=False, custom_mapping=kernels) as counter:
         step()
     return counter.get_total_flops()
@@ -258,8 +237,7 @@ def matrices(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return left, right, torch.empty_like(left)
 
 
-def summarise(name: str, case: Case, precision: str, parameters: int, counted: tuple[int, int], times: Times) -> Result:
-    operations, plain_operations = counted
+def summarise(name: str, case: Case, precision: str, parameters: int, operations: int, times: Times) -> Result:
     rates = [operations / seconds for seconds in times.ours]
     best = operations / min(times.ours)
     measures = [
@@ -274,7 +252,6 @@ def summarise(name: str, case: Case, precision: str, parameters: int, counted: t
         precision=precision,
         parameters=parameters,
         operations=operations,
-        plain_operations=plain_operations,
         rounds=len(times.ours),
         images_per_second=case.batch / statistics.median(times.ours),
         plain_images_per_second=case.batch / statistics.median(times.plain),
@@ -333,9 +310,8 @@ def table(results: list[Result], memory: dict[str, Any] | None) -> str:
         model = f"{result.model}, {result.parameters / 1e6:.1f}M, batch {result.batch}, {result.precision}"
         rates = (
             f"{result.images_per_second:.2f} images/s (plain: {result.plain_images_per_second:.2f}), "
-            f"{result.operations / 1e9:.0f} GFLOP per step (plain: {result.plain_operations / 1e9:.0f}), "
-            f"products at up to {result.gemm_gflops:.0f} GFLOP/s "
-            f"(bf16: {result.gemm_bf16_gflops:.0f})"
+            f"{result.operations / 1e9:.0f} GFLOP per step, "
+            f"products at up to {result.gemm_gflops:.0f} GFLOP/s (bf16: {result.gemm_bf16_gflops:.0f})"
         )
         lines += [f"| {model} | {rates} | | | | |", *(f"| | {row(measured)} |" for measured in result.measures)]
     if memory is not None:

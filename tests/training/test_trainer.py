@@ -109,6 +109,21 @@ def test_a_run_that_stays_non_finite_ends_with_advice_and_finite_weights(tmp_pat
     assert lasting_metrics(tmp_path)[-1]["event"] == "diverged"
 
 
+@pytest.mark.parametrize("limit", [0.01, None])
+def test_the_optimiser_gets_gradients_of_the_largest_norm_and_the_log_the_norm_before(
+    limit: float | None, tmp_path: Path
+) -> None:
+    trainer, norms = make_trainer(tmp_path, f"optim.clip_norm={'null' if limit is None else limit}"), []
+
+    def note(*_: Any) -> None:
+        norms.append(torch.cat([weight.grad.flatten() for weight in trainer.parameters]).norm().item())
+
+    trainer.state.optimizer.register_step_pre_hook(note)
+    verdict = trainer.train_step()
+    assert verdict.grad_norm > 0.1
+    assert norms == pytest.approx([limit or verdict.grad_norm], rel=1e-3)
+
+
 def test_accumulated_parts_have_the_losses_of_the_whole_batch(tmp_path: Path) -> None:
     run_tiny(tmp_path / "whole")
     run_tiny(tmp_path / "parts", "training.grad_accumulation=4")

@@ -34,8 +34,9 @@ Examples:
 
 SAMPLE = """Draw images from a trained run: one PNG each, and a grid of the first 256.
 
-An image depends on its seed alone. Images that are there are not drawn again: the same command goes on where it was
-interrupted, and a larger -n adds to the folder. Several processes share the work and write the same files as one.
+Each image has a seed and noise of its own. Images that are there are not drawn again: the same command goes on where it
+was interrupted, and a larger -n adds to the folder. Several processes share the work. At the same --batch and number of
+threads the files are the same; with others they agree to rounding.
 
 \b
 Examples:

@@ -33,8 +33,8 @@ def sample(
 ) -> Tensor:
     """Images from noise, one for each seed. Shape: start (C, H, W), or noise (B, C, H, W) → (B, C, H, W), float32.
 
-    `predict(x, t)` gets x of shape (B, C, H, W) and `process.model_time`s of shape (B,). An image depends on its seed
-    alone, whatever the batch: its first noise and that of every step come from one CPU generator.
+    `predict(x, t)` gets x of shape (B, C, H, W) and `process.model_time`s of shape (B,). Each image has
+    noise of its own, whatever the batch: its first noise and that of every step come from one CPU generator.
     `clip` keeps every estimate of x_0 and the result within [-1, 1]; pass False for latents.
     `progress(done, all)` counts evaluations of the network: one for each step, two (but for the last) with the samplers
     of Heun's method.

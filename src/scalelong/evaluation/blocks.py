@@ -1,7 +1,7 @@
 """Features in numbered files: those that are finished are verified and kept, and several processes share the rest.
 
 The processes exchange nothing but files, so none waits in a collective that could time out. What a block holds depends
-on its number alone; neither kills nor the number of processes can be seen in the result.
+on its number alone; at the same number of threads neither kills nor the number of processes can be seen in the result.
 """
 
 from __future__ import annotations

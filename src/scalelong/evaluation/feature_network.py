@@ -80,7 +80,7 @@ class FeatureNetwork:
         with torch.inference_mode():
             for number, batch in enumerate(images.split(BATCH)):
                 told(number * BATCH / max(len(images), 1))
-                # Always as many: what torch calls for a small batch depends on the number of threads, and rounds so.
+                # Always as many: a smaller batch may be rounded otherwise.
                 filled = F.pad(batch, (0, 0) * 3 + (0, BATCH - len(batch)))
                 features = self.forward(filled.to(device).expand(-1, 3, -1, -1))[: len(batch)]
                 yield self._checked(features.flatten(1).float().cpu())

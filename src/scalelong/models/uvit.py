@@ -46,17 +46,9 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(self.mix(self.qkv(x)))
-
-    def mix(self, projected: Tensor) -> Tensor:
-        """What the tokens take from each other. Shape: (B, L, 3·D) → (B, L, D)."""
         # sdpa reads strided heads and lays its output out as (B, L, H, d): between the projections all is views.
-        heads = projected.view(*projected.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        return self.attend(heads).transpose(1, 2).flatten(2)
-
-    def attend(self, heads: Tensor) -> Tensor:
-        """Shape: (3, B, H, L, d) → (B, H, L, d)."""
-        return attend(heads)
+        heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(attend(heads).transpose(1, 2).flatten(2))
 
 
 SHORT = 128
@@ -104,17 +96,12 @@ class Block(nn.Module):
         self.mlp = MLP(dim, int(dim * mlp_ratio))
 
     def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
-        x = self.join(x, skip)
+        if self.skip_linear is not None:
+            if skip is None:
+                raise ValueError("this block joins a long skip connection and got none: call it as block(x, skip)")
+            x = self.skip_linear(torch.cat([x, skip], dim=-1))
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
-
-    def join(self, x: Tensor, skip: Tensor | None) -> Tensor:
-        """Shape: x (B, L, D), skip (B, L, D) → (B, L, D)."""
-        if self.skip_linear is None:
-            return x
-        if skip is None:
-            raise ValueError("this block joins a long skip connection and got none: call it as block(x, skip)")
-        return self.skip_linear(torch.cat([x, skip], dim=-1))
 
 
 def _time_mlp(dim: int) -> nn.Sequential:

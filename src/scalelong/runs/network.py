@@ -17,7 +17,7 @@ from .manifest import MANIFEST
 def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, compile: bool = False) -> nn.Module:
     """The network of a checkpoint, on this process's device and in the memory layout that it was trained in."""
     model = read_network(config, checkpoint, weights)
-    lay_out(model.to(own_device()), config.training)
+    lay_out(model, config.training, own_device())
     if compile:
         # For each size of batch by itself: code for any size would depend on the sizes that came before.
         model.compile(dynamic=False)

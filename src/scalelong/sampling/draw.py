@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,6 @@ from ..recipes.complaints import complaints
 from ..recipes.conditions import NOTHING, Condition, Conditioning, conditioning_of, spread_labels
 from ..recipes.config import Config, Weights
 from ..recipes.inputs import Inputs, open_inputs
-from ..recipes.layout import for_drawing, without_gradients
 from ..recipes.load import RecipeError
 from ..runs.checkpoint import Checkpoint
 from ..runs.choice import choose_checkpoint
@@ -66,10 +65,10 @@ def sample_run(
     """Draw images with a checkpoint of a run; returns the folder of the PNGs and `grid.png`, complete or absent.
 
     Image k has the seed `seed + k`, so it does not depend on how many are drawn. Images that are there are not drawn
-    again, after an interruption or for a larger `count`; processes started by torchrun share the rest. At the same
-    `batch` the files are the same to the bit; `compile` takes its time once for every size of batch, draws faster then,
-    and has a folder of its own. `checkpoint` is last, best or a step. What is not given is as the recipe's `sampling:`
-    block says.
+    again, after an interruption or for a larger `count`; processes started by torchrun share the rest. On one machine
+    the files are the same to the bit at the same `batch` and number of threads, and with others but for rounding.
+    `compile` takes its time once for every size of batch, draws faster then, and has a folder of its own. `checkpoint`
+    is last, best or a step. What is not given is as the recipe's `sampling:` block says.
     """
     run, wish = Run(Path(folder)), wish or Wish()
     given = {"steps": steps, "sampler": sampler, "guidance": guidance}
@@ -84,15 +83,13 @@ def sample_run(
         settings, name = {**settings, "compiled": True}, f"{name}-compiled"
 
     place = run.samples / name
-    with ExitStack() as drawing:
 
-        def draw() -> Draw:
-            conditioning, conditions = conditions_of(config, wish)
-            network = load_network(config, chosen, weights, compile=compile)
-            drawing.enter_context(for_drawing(network))
-            return Artist(network, config, conditioning, conditions, seed).draw
+    def draw() -> Draw:
+        conditioning, conditions = conditions_of(config, wish)
+        network = load_network(config, chosen, weights, compile=compile)
+        return Artist(network, config, conditioning, conditions, seed).draw
 
-        SampleFolder(place, settings, count, batch, config.data.image_shape).fill(draw, Share.here(), progress)
+    SampleFolder(place, settings, count, batch, config.data.image_shape).fill(draw, Share.here(), progress)
     return place
 
 
@@ -185,7 +182,7 @@ class Artist:
     def draw(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
         """Images, in one batch. Shape: (len(numbers), C, H, W), uint8."""
         config, sampling = self.config, self.config.sampling
-        with for_drawing(self.model), without_gradients(self.model):
+        with without_gradients(self.model):
             drawn = sample(
                 self.conditioning.guided(self.model, self.conditions(numbers).to(self.device), sampling.guidance),
                 build_process(config.diffusion),
@@ -204,8 +201,7 @@ class Artist:
     def images(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
         """Any number of images, in batches that depend on the first number alone. Shape: (B, C, H, W), uint8."""
         batches = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
-        with for_drawing(self.model):
-            return torch.cat([self.draw(batch, part_of(numbers, batch, progress)) for batch in batches])
+        return torch.cat([self.draw(batch, part_of(numbers, batch, progress)) for batch in batches])
 
     @property
     def device(self) -> torch.device:
@@ -215,6 +211,14 @@ class Artist:
     def decoder(self) -> LatentEncoder | None:
         latents = self.config.latents
         return None if latents is None else LatentEncoder(latents, self.device)
+
+
+def without_gradients(network: nn.Module) -> AbstractContextManager[None]:
+    """Nothing in it is noted for gradients, nor could be later.
+
+    Shards keep the weights that they gather, and could not train with them afterwards.
+    """
+    return torch.no_grad() if hasattr(network, "unshard") else torch.inference_mode()
 
 
 def part_of(whole: range, part: range, progress: Callable[[float], None]) -> Callable[[float], None]:

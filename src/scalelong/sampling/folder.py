@@ -1,8 +1,9 @@
 """A folder of images that several processes fill together, that can be interrupted, and that is complete or absent.
 
 Images are drawn in blocks of `batch` consecutive ones, dealt to the processes in turn: which images a network sees
-together depends on their numbers alone, so the files are the same for any number of processes and interruptions. They
-are written into `NAME.partial`, beside `NAME.partial.json` with the settings, and renamed when all are there.
+together depends on their numbers alone. So on one machine the files are the same for any number of processes with as
+many threads each, and any interruptions. They are written into `NAME.partial`, beside `NAME.partial.json` with the
+settings, and renamed when all are there.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ class SampleFolder:
     def _draw_block(self, block: range, draw: Draw, progress: Progress) -> None:
         done, missing = len(images_in(self.partial)), self._missing(block)
         images = draw(block, lambda share: progress(done + share * len(missing), self.count))
-        # Those that are there were drawn in the same block and are the same; a file once there is never touched.
+        # Those that are there were drawn in the same block; a file once there is never touched.
         for number in missing:
             save_picture(to_picture(images[number - block.start]), self.partial / name_of(number))
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from ..devices import best_device, check_compiler, has_bf16
 from ..recipes.config import Config, OptimConfig, TrainingConfig
 from ..recipes.layout import lay_out
-from .cpu import take_cpu_layers
-from .sharding import shard, whole
+from .sharding import shard
 
 # The devices whose AdamW is one kernel in every supported version of torch.
 FUSED = {"cuda", "cpu", "xpu"}
@@ -97,7 +96,7 @@ def place(network: nn.Module, config: TrainingConfig, accelerator: Any) -> nn.Mo
     sharded = shares_weights(config, accelerator)
     if not sharded:
         # Shards are rows of the plain layout; convolutions follow the layout of the images then.
-        take_cpu_layers(lay_out(network.to(accelerator.device), config), accelerator.device)
+        lay_out(network, config, accelerator.device)
     if config.compile:
         # In place, so that the names of parameters stay; skips are scaled by now, hooks are traced with the network.
         network.compile()
@@ -131,22 +130,6 @@ def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.devic
         fused=fused,
         foreach=None if fused else True,
     )
-
-
-def clip(optimizer: Optimizer, parameters: Sequence[nn.Parameter], limit: float, *, scaled: bool = False) -> Tensor:
-    """Bring the gradients down to the largest norm, now or when the optimiser steps; returns the norm they had.
-
-    If the loss is `scaled`, a scaler tells the optimiser what to divide by, and they are brought down now.
-    """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    plain = bool(gradients) and all(type(each) is Tensor and each.is_cpu for each in gradients)
-    if scaled or not plain or not optimizer.defaults["fused"]:
-        return whole(nn.utils.clip_grad_norm_(parameters, limit, foreach=True))
-    norms = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
-    norm = torch.linalg.vector_norm(torch.stack(norms))
-    # By which it divides in passing: another pass over all gradients takes half a percent of a UNet's step.
-    optimizer.grad_scale = (norm / limit).clamp(min=1)  # pyright: ignore[reportAttributeAccessIssue]
-    return norm
 
 
 def learning_rate(config: OptimConfig, step: int) -> float:

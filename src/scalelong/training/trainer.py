@@ -13,7 +13,7 @@ from signal import SIGTERM
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..recipes.build import build_model, build_process
 from ..recipes.conditions import conditioning_of
@@ -27,12 +27,13 @@ from .agreement import all_or_none, in_contact
 from .display import Display
 from .due import Due, is_finished
 from .ema import EMA
-from .engine import build_accelerator, build_optimizer, check_shares, clip, learning_rate, place, shares_weights, wrap
+from .engine import build_accelerator, build_optimizer, check_shares, learning_rate, place, shares_weights, wrap
 from .guard import Guard, TrainingDiverged, Verdict
 from .journal import Journal
 from .objective import Noised, Objective
 from .passes import Passes
 from .quality import MakeEvaluator
+from .sharding import whole
 from .signals import StopSignals
 from .state import TrainState
 from .watching import MakeMonitor, Watching
@@ -285,8 +286,8 @@ class Trainer:
 
     def _clip(self) -> Tensor:
         self.accelerator.unscale_gradients(self.optimizer)
-        limit, scaled = self.config.optim.clip_norm or math.inf, self.state.scaler is not None
-        return clip(self.state.optimizer, self.parameters, limit, scaled=scaled)
+        limit = self.config.optim.clip_norm or math.inf
+        return whole(nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
 
     def _agree(self, pair: Tensor) -> Tensor:
         """The mean of loss and gradient norm over the processes, which also settle whether one was told to stop."""
