@@ -24,9 +24,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scalelong.comparison import runner
-from scalelong.comparison.board import Board, Watcher
-from scalelong.comparison.plan import PlannedRun, make_plan
+from scalelong.compare import runner
+from scalelong.compare.board import Board, Watcher
+from scalelong.compare.plan import PlannedRun, make_plan
 
 GOAL = 1.8
 

@@ -1,7 +1,7 @@
 """Does a trained network heed its condition? Two checks, each with its uncertainty.
 
 Classes: a small classifier, trained here on the run's own training images, judges drawn images of every class at
-several strengths of guidance. Captions: the held-out loss with each image's own caption against that with another
+several strengths of guidance. Captions: the validation loss with each image's own caption against that with another
 image's, pair by pair, with the same noise and times.
 
 Examples:
@@ -21,15 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scalelong.config import Config
+from scalelong.config.build import build_process
+from scalelong.config.conditioning import conditioning_of, spread_labels
+from scalelong.config.inputs import open_inputs
 from scalelong.data import ImageSet, load_images
-from scalelong.recipes import Config
-from scalelong.recipes.build import build_process
-from scalelong.recipes.conditions import conditioning_of, spread_labels
-from scalelong.recipes.inputs import open_inputs
 from scalelong.runs import Run
-from scalelong.runs.network import load_network
-from scalelong.sampling.draw import draw, with_sampling
-from scalelong.training.heldout import HeldOut
+from scalelong.runs.model import load_network
+from scalelong.sampling.sample_run import draw, with_sampling
+from scalelong.training.validation import Validation
 
 
 def main() -> None:
@@ -63,8 +63,8 @@ def judge_classes(network: nn.Module, config: Config, options: argparse.Namespac
     assert config.labels is not None
     data = load_images(config.data, classes=config.labels.classes)
     classifier = train_classifier(data.train, config.labels.classes, options.epochs)
-    real = accuracy(classifier, data.heldout.images, required(data.heldout))
-    print(f"classifier on {len(data.heldout)} real held-out images: {share(real, len(data.heldout))}")
+    real = accuracy(classifier, data.validation.images, required(data.validation))
+    print(f"classifier on {len(data.validation)} real validation images: {share(real, len(data.validation))}")
     condition = spread_labels(config, options.images)
     found = {}
     for guidance in options.guidance:
@@ -132,17 +132,19 @@ def judge_captions(network: nn.Module, config: Config, options: argparse.Namespa
     """The mean difference of the loss, other caption minus own, over images, with its standard error."""
     inputs = open_inputs(config)
     conditioning = conditioning_of(config, inputs.empty_text)
-    heldout = HeldOut(inputs.heldout, build_process(config.diffusion), conditioning, seed=config.seed, batch_size=64)
-    rows = torch.arange(len(inputs.heldout))
-    own = heldout.losses(network, rows)
+    validation = Validation(
+        inputs.validation, build_process(config.diffusion), conditioning, seed=config.seed, batch_size=64
+    )
+    rows = torch.arange(len(inputs.validation))
+    own = validation.losses(network, rows)
     # Every other caption belongs to another image, never to the same.
     others = [rows.roll(1 + shift * 37) for shift in range(options.shuffles)]
-    other = torch.stack([heldout.losses(network, rows, told) for told in others]).mean(0)
+    other = torch.stack([validation.losses(network, rows, told) for told in others]).mean(0)
     difference = other - own
     mean, error = difference.mean().item(), (difference.std() / math.sqrt(len(rows))).item()
     t = mean / error
     p = math.erfc(abs(t) / math.sqrt(2))
-    print(f"held-out loss of {len(rows)} images: own caption {own.mean():.5f}, another's {other.mean():.5f}")
+    print(f"validation loss of {len(rows)} images: own caption {own.mean():.5f}, another's {other.mean():.5f}")
     print(f"difference {mean:.5f} ± {1.96 * error:.5f} (95 %), t = {t:.2f}, two-sided p = {p:.2g}")
     return {"own": own.mean().item(), "other": other.mean().item(), "difference": mean, "error": error, "p": p}
 

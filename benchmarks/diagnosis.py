@@ -26,11 +26,12 @@ from typing import Any
 import torch
 from planted import PLANTS, Planted, plant_all
 
-from scalelong.recipes import load_recipe
+from scalelong.config import load_recipe
+from scalelong.guard.nonfinite import TrainingDiverged
+from scalelong.monitor.diagnosis import Diagnosis
+from scalelong.monitor.monitor import SkipMonitor
 from scalelong.runs import read_metrics
-from scalelong.stability.diagnosis import Diagnosis
-from scalelong.stability.monitor import SkipMonitor
-from scalelong.training import TrainingDiverged, train
+from scalelong.training import train
 from scalelong.training.display import Silent
 
 LAST = 30
@@ -40,8 +41,8 @@ INTERVALS = (1, 5, 10)
 VERDICTS = ("lower", "best", "learns still", "failed")
 
 COMMON = (
-    *("training.monitor_every=1", "training.log_every=1", "training.eval_every=null", "training.sample_every=null"),
-    *("optim.warmup_steps=20", "data.heldout_count=16", "diffusion.schedule=linear", "diffusion.prediction=epsilon"),
+    *("training.monitor_every=1", "training.log_every=1", "training.validate_every=null", "training.sample_every=null"),
+    *("optim.warmup_steps=20", "data.validation_count=16", "diffusion.schedule=linear", "diffusion.prediction=epsilon"),
 )
 SMALL = ("model.embed_dim=32", "training.batch_size=16", "training.steps=150")
 TINY = ("training.batch_size=8", "training.steps=120")

@@ -60,10 +60,16 @@ def parse() -> argparse.Namespace:
 
 def load_sets(source: str, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Two disjoint sets of training images, twice as many, and test images, all spread over their split."""
-    config = DataConfig(source=source, image_size=32, image_column="img", heldout_split="test", heldout_count=count)
+    config = DataConfig(
+        source=source, image_size=32, image_column="img", validation_split="test", validation_count=count
+    )
     data = load_images(config)
     step = len(data.train) // (4 * count)
-    return data.train.images[::step][: 4 * count : 2], data.train.images[::step][1 : 4 * count : 2], data.heldout.images
+    return (
+        data.train.images[::step][: 4 * count : 2],
+        data.train.images[::step][1 : 4 * count : 2],
+        data.validation.images,
+    )
 
 
 def describe(features: Tensor, network: FeatureNetwork) -> Reference:

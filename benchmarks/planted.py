@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from scalelong import scale_skips
 from scalelong.diffusion import DiffusionProcess, LinearSchedule
 from scalelong.models import UViT
-from scalelong.stability.monitor import SkipMonitor
-from scalelong.stability.watching import blocks_of
+from scalelong.monitor.monitor import SkipMonitor
+from scalelong.monitor.watching import blocks_of
 
 STEPS, CALM, BATCH, RATE = 60, 20, 16, 1e-3
 CASES = 2

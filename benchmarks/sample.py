@@ -5,7 +5,7 @@
     python benchmarks/sample.py --compile                               # as `scalelong sample --compile`
     python benchmarks/sample.py --threads 1 --clock cpu --json sample.json      # on a machine that is busy
 
-Each round draws, in random order, the same images with `Artist.draw`, which `scalelong sample` calls for every block,
+Each round draws, in random order, the same images with `Sampler.draw`, which `scalelong sample` calls for every block,
 and with the loop of diffusers' `DDPMPipeline`: the same network, `DDPMScheduler`, times, clipping and noise. Guided
 cases go through two forwards with the plain loop, and with ours through one of both halves where that is faster. The
 plain loop has a process of its own, without the memory setting of `scalelong sample`, and is never compiled. That both
@@ -34,12 +34,13 @@ from torch import Tensor, nn
 from train import Measure, count_operations, gemm_rate, ratio, timed
 from workload import Case, recipe
 
+from scalelong.config import Config, build_model, build_process
+from scalelong.config.conditioning import conditioning_of, spread_labels
+from scalelong.config.layout import lay_out
+from scalelong.diffusion.guidance import Conditioning
 from scalelong.diffusion.solvers import solver_indices
-from scalelong.process import keep_freed_memory
-from scalelong.recipes import Config, build_model, build_process
-from scalelong.recipes.conditions import Conditioning, conditioning_of, spread_labels
-from scalelong.recipes.layout import lay_out
-from scalelong.sampling.draw import Artist, with_sampling
+from scalelong.sampling.sample_run import Sampler, with_sampling
+from scalelong.utils.process import keep_freed_memory
 
 UVIT = {"kind": "uvit", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4}
 UNET = {"kind": "unet", "sample_size": 32, "block_out_channels": (32, 64, 64), "depth": 1, "attention": (8,)}
@@ -127,7 +128,7 @@ def measure(name: str, options: argparse.Namespace) -> Result:
     (model, batch, guided), clock = CASES[name], CLOCKS[options.clock]
     config = configure(model, batch, guided, options.steps)
     network, conditioning = lay_out(build_model(config).eval(), config.training, "cpu"), conditioning_of(config)
-    artist = Artist(network, config, conditioning, lambda own: spread_labels(config, own.stop))
+    artist = Sampler(network, config, conditioning, lambda own: spread_labels(config, own.stop))
     ours, plain = lambda: artist.draw(range(batch)), plain_loop(network, config, conditioning, batch)
     operations = count_operations(ours)
     # Both must do the same work, or the ratio means nothing; inside compiled code it cannot be counted.
@@ -167,7 +168,7 @@ def plain_loop(network: nn.Module, config: Config, conditioning: Conditioning, b
     bound = spread_labels(config, batch)
     predictors = [conditioning.predictor(network, bound)]
     if config.labels is not None:
-        free = conditioning.withhold(bound, torch.ones(batch, dtype=torch.bool))
+        free = conditioning.drop_condition(bound, torch.ones(batch, dtype=torch.bool))
         predictors.append(conditioning.predictor(network, free))
 
     @torch.no_grad()

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scalelong.comparison.bootstrap import bootstrap_interval
-from scalelong.comparison.intervals import student_quantile
+from scalelong.compare.bootstrap import bootstrap_interval
+from scalelong.compare.intervals import student_quantile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "comparison"))
 from synthetic_runs import NOISES, Setting, measure_rates

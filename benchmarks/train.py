@@ -43,12 +43,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from workload import CASES, Case, plain_loop, recipe
 
-from scalelong.devices import best_device
-from scalelong.process import keep_freed_memory
 from scalelong.runs import Run
 from scalelong.runs.resume import Start
 from scalelong.training import Display, Trainer, train
-from scalelong.training.engine import resolve_precision
+from scalelong.utils.device import best_device, resolve_precision
+from scalelong.utils.process import keep_freed_memory
 
 SPEEDUP_GOAL, WAIT_GOAL, GROWTH_GOAL = 1.1, 0.02, 0.01
 SWITCHES = ("channels_last", "compile")
@@ -284,11 +283,13 @@ class Watch(Display):
 def measure_memory(steps: int) -> dict[str, Any]:
     """How much a whole run of a very small network grows from a quarter of its steps to the end.
 
-    Everything that a run does is in it: logging, held-out losses, samples and checkpoints.
+    Everything that a run does is in it: logging, validation losses, samples and checkpoints.
     """
     model = {"kind": "uvit", "img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
     watch, often = Watch(), max(1, steps // 16)
-    config = recipe(Case(8, None, model, 1), steps=steps, eval_every=often, sample_every=often, checkpoint_every=often)
+    config = recipe(
+        Case(8, None, model, 1), steps=steps, validate_every=often, sample_every=often, checkpoint_every=often
+    )
     with tempfile.TemporaryDirectory() as folder:
         gc.collect()
         train(config, folder, display=watch)

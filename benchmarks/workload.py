@@ -17,9 +17,9 @@ from common import serve
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from scalelong.config import Config, build_model, build_process
 from scalelong.data import load_images
 from scalelong.diffusion import noise_predictor
-from scalelong.recipes import Config, build_model, build_process
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def recipe(case: Case, *, steps: int = 1_000_000, **training: Any) -> Config:
     return Config.model_validate(
         {
             "name": "benchmark",
-            "data": {"source": "sklearn:digits", "image_size": size, "heldout_count": 97},
+            "data": {"source": "sklearn:digits", "image_size": size, "validation_count": 97},
             "model": case.model,
             "optim": {"lr": 1e-4, "clip_norm": 1.0, "ema_decay": 0.999},
             "training": {"steps": steps, "batch_size": case.batch, **training},

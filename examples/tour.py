@@ -14,7 +14,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from scalelong import AbsorbedScalingWarning, find_skips, fuse_skips, scale_skips, unscale_skips
-from scalelong.models import TheoryUNet, preset
+from scalelong.models import preset
+from scalelong.theory.unet import TheoryUNet
 
 METHODS: list[tuple[str, dict[str, float]]] = [("none", {}), ("uniform", {}), ("cs", {"kappa": 0.7}), ("ls", {})]
 console = Console()

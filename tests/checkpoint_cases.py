@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalelong.files import Files
 from scalelong.runs.checkpoint import Checkpoint, CheckpointStore
+from scalelong.utils.atomic import Files
 
 Groups = dict[str, dict[str, Tensor]]
 

@@ -2,7 +2,7 @@
 
 `python killed_runs.py '[{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1,
 "averages": true, "readings": true, "evaluate": true, "measuring_seconds": 6, "code": 2, "failing_rank": 0,
-"fails_at": "scalelong.files.Files.rename"}]'`
+"fails_at": "scalelong.utils.atomic.Files.rename"}]'`
 
 The children are forked, because importing everything anew for each of them would take most of the time.
 """
@@ -35,11 +35,11 @@ from safetensors.torch import save_file
 from scalelong.cli.commands import app
 from scalelong.data import Batch
 from scalelong.evaluation import Evaluator, periodic
+from scalelong.monitor.monitor import SkipMonitor
+from scalelong.monitor.readings import with_nulls
 from scalelong.runs import Run
-from scalelong.stability.monitor import SkipMonitor
-from scalelong.stability.readings import with_nulls
 from scalelong.training import due
-from scalelong.training.objective import Noised, Objective
+from scalelong.training.loss import DiffusionLoss, NoisyBatch
 
 torch.set_num_threads(1)
 
@@ -59,7 +59,7 @@ def main(plans: list[dict[str, Any]]) -> None:
 
 
 def kill_at_a_step(plan: dict[str, Any], chance: random.Random) -> bool:
-    """Start the run, and kill it a few steps further on; whether it was still training by then."""
+    """ResumePoint the run, and kill it a few steps further on; whether it was still training by then."""
     out, before = Path(plan["out"]), len(starts_of(Path(plan["out"])))
     children = start(plan)
     if not wait(children, lambda: len(starts_of(out)) > before):
@@ -164,7 +164,7 @@ def fail_at(name: str) -> None:
 
 
 def keep_averages(plan: dict[str, Any], rank: int) -> None:
-    """Train, and write this process's own averaged weights beside the checkpoints that the first one writes."""
+    """Train, and write this process's own EMA weights beside the checkpoints that the first one writes."""
     trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []))
     trainer.run()
     save_file(trainer.state.ema.state_dict(), Path(plan["out"]) / f"averages-{rank}.safetensors")
@@ -195,13 +195,13 @@ def delayed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 def poison(batch_index: int) -> None:
     """Let this process's noise of one batch be NaN."""
-    draw = Objective.noise
+    draw = DiffusionLoss.noise
 
-    def noise(self: Objective, batch: Batch) -> Noised:
+    def noise(self: DiffusionLoss, batch: Batch) -> NoisyBatch:
         noised = draw(self, batch)
         return replace(noised, noise=noised.noise * float("nan")) if batch.step == batch_index else noised
 
-    Objective.noise = noise
+    DiffusionLoss.noise = noise
 
 
 if __name__ == "__main__":

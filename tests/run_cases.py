@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from scalelong.recipes import Config, load_recipe
+from scalelong.config import Config, load_recipe
 from scalelong.runs import Run, find_start, read_metrics
 from scalelong.runs.metrics import TIMES
 from scalelong.training import Display, Result, Trainer, train
@@ -20,18 +20,18 @@ from scalelong.training import Display, Result, Trainer, train
 HERE = Path(__file__).resolve().parent
 
 TINY = (
-    *("model.embed_dim=16", "model.depth=2", "model.num_heads=2", "data.heldout_count=10"),
+    *("model.embed_dim=16", "model.depth=2", "model.num_heads=2", "data.validation_count=10"),
     *("training.batch_size=8", "training.steps=8", "training.log_every=1", "training.checkpoint_every=3"),
-    *("training.eval_every=null", "training.sample_every=null"),
+    *("training.validate_every=null", "training.sample_every=null"),
 )
 
 
 UNET = (
     *("data.source=sklearn:digits", "data.image_size=8", "data.channels=1", "data.image_column=image"),
-    *("data.label_column=null", "data.heldout_split=null", "data.heldout_count=10", "model.sample_size=8"),
+    *("data.label_column=null", "data.validation_split=null", "data.validation_count=10", "model.sample_size=8"),
     *("model.in_channels=1", "model.block_out_channels=[8, 16]", "model.depth=1", "model.attention=[]"),
     *("model.norm_num_groups=4", "diffusion.steps=20", "training.steps=2", "training.batch_size=8"),
-    *("training.eval_every=2", "training.sample_every=null", "optim.lr=1e-2", "optim.warmup_steps=0"),
+    *("training.validate_every=2", "training.sample_every=null", "optim.lr=1e-2", "optim.warmup_steps=0"),
 )
 
 

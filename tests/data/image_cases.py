@@ -18,7 +18,7 @@ from scalelong.data import DataConfig
 
 
 def config(source: Any, **options: Any) -> DataConfig:
-    return DataConfig(**{"source": str(source), "image_size": 6, "heldout_count": 2, **options})
+    return DataConfig(**{"source": str(source), "image_size": 6, "validation_count": 2, **options})
 
 
 def pictures(count: int, *, size: int = 6) -> list[Image.Image]:

@@ -26,10 +26,11 @@ from torch import Tensor
 
 from scalelong.data import DataConfig, load_images
 from scalelong.data.config_encoders import LatentConfig, TextConfig
-from scalelong.data.prepare import Job, Share, prepare
+from scalelong.data.prepare import Job, prepare
 from scalelong.data.prepared import PreparedData, open_prepared
 from scalelong.data.prepared_folder import PreparedFolder
 from scalelong.data.shard_content import ShardEncoder
+from scalelong.utils.distributed import Rank
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sits", "on", "grass", "snow", "red", "blue", "small"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -131,7 +132,7 @@ def save_all(root: Path, rows: int = 24) -> Path:
 
 def tiny_job(root: Path, out: Path, *, what: str = "both", shard_rows: int = 5, **data: Any) -> Job:
     """`what` is text, latents or both; of 24 rows, 6 are held out."""
-    columns = {"label_column": "label", "caption_column": "captions", "heldout_count": 6}
+    columns = {"label_column": "label", "caption_column": "captions", "validation_count": 6}
     source = {"source": str(root / "pictures.parquet"), "image_size": IMAGE_SIDE}
     text = TextConfig(encoder=str(root / "bert"), max_length=8)
     latents = LatentConfig(autoencoder=str(root / "autoencoder"), channels=2, factor=2)
@@ -210,7 +211,7 @@ def fork(plan: dict[str, Any], rank: int) -> int:
         return child
     try:
         job = tiny_job(Path(plan["root"]), Path(plan["out"]), shard_rows=plan.get("shard_rows", 5))
-        prepare(job, Share(rank, plan.get("processes", 1)))
+        prepare(job, Rank(rank, plan.get("processes", 1)))
     except BaseException:
         traceback.print_exc()
         os._exit(1)

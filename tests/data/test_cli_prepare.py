@@ -28,7 +28,7 @@ MakeJob = Callable[[str], Job]
 
 RECIPE = """
 name: tiny
-data: {{source: {root}/pictures.parquet, image_size: 16, caption_column: captions, heldout_count: 6}}
+data: {{source: {root}/pictures.parquet, image_size: 16, caption_column: captions, validation_count: 6}}
 text: {{encoder: {root}/bert, max_length: 8, width: 16, drop: 0.1}}
 model: {{kind: uvit, img_size: 16, patch_size: 8, embed_dim: 16, depth: 2, num_heads: 2}}
 optim: {{lr: 1e-3}}
@@ -56,7 +56,7 @@ def run(*arguments: Any) -> Any:
 def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelong.recipes import load_recipe
+    from scalelong.config import load_recipe
 
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     result = run("prepare", recipe)
@@ -73,7 +73,7 @@ def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(
 
 
 def test_another_folder_is_named_to_the_training(recipe: Path) -> None:
-    from scalelong.recipes import load_recipe
+    from scalelong.config import load_recipe
 
     result = run("prepare", recipe, "--out", "elsewhere")
     assert result.stdout.endswith(f"To train: scalelong train {recipe} --set data.prepared=elsewhere\n")
@@ -83,9 +83,9 @@ def test_another_folder_is_named_to_the_training(recipe: Path) -> None:
 
 
 def test_the_training_command_repeats_the_settings_and_so_finds_the_folder(recipe: Path) -> None:
-    from scalelong.recipes import load_recipe
+    from scalelong.config import load_recipe
 
-    settings = ["data.heldout_count=4", "data.caption_column='captions'"]
+    settings = ["data.validation_count=4", "data.caption_column='captions'"]
     result = run("prepare", recipe, "--set", settings[0], "--set", settings[1])
     *_, command = result.stdout.strip().partition("To train: ")
     assert shlex.split(command) == ["scalelong", "train", str(recipe), "--set", settings[0], "--set", settings[1]]
@@ -100,7 +100,7 @@ def test_the_folder_of_a_recipe_follows_what_changes_its_contents(made: MakeJob)
         return prepared_folder("name", job.data.model_copy(update=changes), job.text, job.latents)
 
     assert place(flip=True) == place(workers=1) == place()
-    assert len({place(), place(image_size=8), place(heldout_count=7), place(source="elsewhere")}) == 4
+    assert len({place(), place(image_size=8), place(validation_count=7), place(source="elsewhere")}) == 4
     assert place(config="other") != place()
 
 

@@ -16,14 +16,14 @@ from scalelong.data import DataError, ImageSet, caption_of, load_images
 
 
 def test_digits_are_scikit_learns_with_grey_levels_0_to_16_stretched_to_0_to_255() -> None:
-    data = load_images(config("sklearn:digits", image_size=8, channels=1, label_column="label", heldout_count=97))
+    data = load_images(config("sklearn:digits", image_size=8, channels=1, label_column="label", validation_count=97))
     original = load_digits()
-    everything = torch.cat([data.train.images, data.heldout.images]).flatten(1)
+    everything = torch.cat([data.train.images, data.validation.images]).flatten(1)
     assert everything.shape == (1797, 64) and everything.dtype == torch.uint8
     stretched = [[round(level * 255 / 16) for level in image] for image in original.data.tolist()]
     assert sorted(everything.tolist()) == sorted(stretched)
-    assert data.train.labels is not None and data.heldout.labels is not None
-    assert torch.cat([data.train.labels, data.heldout.labels]).bincount().tolist() == [
+    assert data.train.labels is not None and data.validation.labels is not None
+    assert torch.cat([data.train.labels, data.validation.labels]).bincount().tolist() == [
         (original.target == digit).sum() for digit in range(10)
     ]
 
@@ -67,8 +67,8 @@ def test_loading_prints_nothing_and_leaves_the_librarys_progress_bars_as_they_we
             {"train_split": "trian"},
             "data.train_split: there is no split 'trian'; did you mean 'train'? There are: train",
         ),
-        ({"heldout_split": "test"}, "data.heldout_split: there is no split 'test'. There are: train"),
-        ({"heldout_count": 3}, "data.heldout_count: holding out 3 of 3 images leaves none to train on"),
+        ({"validation_split": "test"}, "data.validation_split: there is no split 'test'. There are: train"),
+        ({"validation_count": 3}, "data.validation_count: holding out 3 of 3 images leaves none to train on"),
     ],
 )
 def test_what_a_table_does_not_have_is_named_with_what_it_has(
@@ -136,7 +136,7 @@ def test_captions_are_those_of_their_images(tmp_path: Path, several: bool) -> No
     file = with_sides(tmp_path / "some.parquet", captions=[list(row) if several else row[0] for row in texts])
     data = load_images(config(file, caption_column="text"))
     assert data.train.captions == tuple(texts[row] for row in (1, 2, 4, 5, 6))
-    assert data.heldout.captions == (texts[0], texts[3])
+    assert data.validation.captions == (texts[0], texts[3])
 
 
 def test_one_of_several_captions_is_drawn_for_each_example_by_its_seed() -> None:
@@ -169,7 +169,7 @@ def test_a_broken_image_is_left_out_with_its_label_and_caption(tmp_path: Path, c
     # Rows 0 and 100 are held out; of those and of the others one each is broken.
     file, items = broken_rows(tmp_path / "some.parquet", 200, 100, 150)
     data = load_images(config(file, label_column="label", caption_column="text"))
-    for part, rows in ((data.heldout, [0]), (data.train, [row for row in range(1, 200) if row not in (100, 150)])):
+    for part, rows in ((data.validation, [0]), (data.train, [row for row in range(1, 200) if row not in (100, 150)])):
         assert part.labels is not None and part.labels.tolist() == rows
         assert part.captions == tuple((f"caption {row}",) for row in rows)
         assert torch.equal(part.images, stacked([items[row] for row in rows]))
@@ -224,13 +224,13 @@ def test_cifar10_loads_from_its_parquet_files(shared_data: Path) -> None:
             image_column="img",
             label_column="label",
             train_split="test",
-            heldout_split="train",
-            heldout_count=100,
+            validation_split="train",
+            validation_count=100,
         )
     )
     assert data.train.labels is not None
     assert data.train.images.shape == (4000, 3, 32, 32)
-    assert data.heldout.images.shape == (100, 3, 32, 32)
+    assert data.validation.images.shape == (100, 3, 32, 32)
     assert set(data.train.labels.tolist()) == set(range(10))
     # Of CIFAR-10 as published, over all pixels and channels: mean 0.473, standard deviation 0.251.
     levels = data.train.images.float() / 255
@@ -240,8 +240,8 @@ def test_cifar10_loads_from_its_parquet_files(shared_data: Path) -> None:
 
 def test_photographs_shrink_to_what_averaging_blocks_gives(shared_data: Path) -> None:
     source = shared_data / "flickr8k64" / "test.parquet"
-    large = load_images(config(source, image_size=64, heldout_count=50)).heldout.images.float()
-    small = load_images(config(source, image_size=32, heldout_count=50)).heldout.images.float()
+    large = load_images(config(source, image_size=64, validation_count=50)).validation.images.float()
+    small = load_images(config(source, image_size=32, validation_count=50)).validation.images.float()
     blocks = torch.nn.functional.avg_pool2d(large, 2)
     # A bicubic filter is sharper than a box, so they agree closely in the mean and only roughly at edges.
     assert (small - blocks).abs().mean().item() < 4

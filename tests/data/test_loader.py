@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scalelong.data import BatchDraws, Batches, BatchOrder, ImageSet, Picked, keyed_generator
+from scalelong.data import BatchDraws, Batches, BatchOrder, ImageSet, Picked
 from scalelong.diffusion import to_uint8
+from scalelong.utils.rng import keyed_generator
 
 ORDERS = st.builds(BatchOrder, size=st.integers(1, 12), batch_size=st.integers(1, 15), seed=st.integers(0, 2**63 - 1))
 

@@ -15,13 +15,15 @@ import torch
 from prepare_cases import contents, copy_of, damage, in_processes, open_job, save_all, save_pictures, seeds, tiny_job
 from safetensors.torch import load_file, save_file
 
-from scalelong.data import DataError, keyed_generator, load_images
+from scalelong.data import DataError, load_images
 from scalelong.data import prepared as prepared_module
 from scalelong.data.encoders import LatentEncoder, TextEncoder
-from scalelong.data.prepare import Job, Share, Work, alone, prepare
+from scalelong.data.prepare import Job, Work, alone, prepare
 from scalelong.data.prepared import mapped
 from scalelong.data.prepared_folder import INDEX
 from scalelong.data.processes import at_work, prepare_together
+from scalelong.utils.distributed import Rank
+from scalelong.utils.rng import keyed_generator
 
 MakeJob = Callable[[str], Job]
 
@@ -33,13 +35,13 @@ def test_latents_are_those_of_the_images_drawn_with_the_seed_of_the_example(made
     job = made("latents")
     assert job.latents is not None
     images = load_images(job.data)
-    drawn = open_job(job).heldout.pick(torch.arange(6), seeds(6))
-    mean, std = LatentEncoder(job.latents).encode(images.heldout.images).chunk(2, dim=1)
+    drawn = open_job(job).validation.pick(torch.arange(6), seeds(6))
+    mean, std = LatentEncoder(job.latents).encode(images.validation.images).chunk(2, dim=1)
     noise = torch.stack([torch.randn(2, 8, 8, generator=keyed_generator(seed, "latent", 0)) for seed in range(6)])
     # 1e-6: the shards were encoded five and one together.
     torch.testing.assert_close(drawn.images, (mean + std * noise) * job.latents.scale, rtol=0, atol=1e-6)
-    assert images.heldout.labels is not None and drawn.labels is not None
-    assert torch.equal(drawn.labels, images.heldout.labels)
+    assert images.validation.labels is not None and drawn.labels is not None
+    assert torch.equal(drawn.labels, images.validation.labels)
     assert drawn.text is None
 
 
@@ -99,14 +101,14 @@ def test_rows_come_in_shards_of_a_fixed_number_in_the_order_of_the_table(made: M
     job = made("both")
     counts = {file.stem: len(load_file(file)["labels"]) for file in sorted(job.folder.glob("*-*.safetensors"))}
     assert counts == {
-        "heldout-00000": 5,
-        "heldout-00001": 1,
+        "validation-00000": 5,
+        "validation-00001": 1,
         **{f"train-{number:05d}": count for number, count in enumerate([5, 5, 5, 3])},
     }
     labels = [load_file(job.folder / f"train-{number:05d}.safetensors")["labels"] for number in range(4)]
     assert load_images(job.data).train.labels is not None
     assert torch.equal(torch.cat(labels), load_images(job.data).train.labels)
-    assert len(open_job(job).train) == 18 and len(open_job(job).heldout) == 6
+    assert len(open_job(job).train) == 18 and len(open_job(job).validation) == 6
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell the memory of a process")
@@ -153,8 +155,8 @@ def test_a_process_that_comes_late_does_nothing_again(
     prepare(job)
     before = contents(job.folder)
     monkeypatch.setattr(Work, "_make", lambda *_: pytest.fail("a finished shard was made again"))
-    late.run(Share(1, 2))
-    late.leave(Share(1, 2))
+    late.run(Rank(1, 2))
+    late.leave(Rank(1, 2))
     assert contents(job.folder) == before
 
 
@@ -171,7 +173,7 @@ def test_a_job_killed_ten_times_leaves_the_same_bytes(seed: int, tmp_path: Path)
 def test_processes_that_are_started_for_a_job_leave_the_same_bytes(tmp_path: Path, made: MakeJob) -> None:
     job = replace(made("both"), folder=tmp_path / "together")
     result = prepare_together(job, 2)
-    assert result.rows == {"train": 18, "heldout": 6}
+    assert result.rows == {"train": 18, "validation": 6}
     assert contents(job.folder) == contents(made("both").folder)
 
 
@@ -179,7 +181,7 @@ def test_processes_that_are_started_for_a_job_leave_the_same_bytes(tmp_path: Pat
 def test_what_goes_wrong_in_a_started_process_is_said_by_the_first(tmp_path: Path, tiny_root: Path) -> None:
     # The first process makes the empty caption and every other shard; row 1 is in the second one's first.
     source = save_pictures(tmp_path / "one-broken.parquet", 24, broken=[1])
-    job = tiny_job(tiny_root, tmp_path / "out", shard_rows=1, source=str(source), heldout_count=1)
+    job = tiny_job(tiny_root, tmp_path / "out", shard_rows=1, source=str(source), validation_count=1)
     with pytest.raises(DataError, match=r"1 of 24 images of .* could not be read \(row 1: "):
         prepare_together(job, 2)
 
@@ -270,7 +272,7 @@ def test_an_image_that_cannot_be_read_is_left_out_with_its_captions_and_named(
     # 2e-3: kept in 16 bits, of numbers up to 4.
     torch.testing.assert_close(picked.text, TextEncoder(job.text).encode(captions), rtol=0, atol=2e-3)
     if what == "both":
-        assert result.rows == {"train": 94, "heldout": 6}
+        assert result.rows == {"train": 94, "validation": 6}
         (line,) = result.broken
         assert line.startswith("row 40: ")
         named = [entry["broken"] for entry in json.loads((job.folder / INDEX).read_text())["entries"].values()]

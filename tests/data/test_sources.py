@@ -30,11 +30,11 @@ def test_a_parquet_file_gives_its_pixels_and_labels_in_order(tmp_path: Path, lay
     column = encoded(items) if layout == "struct" else [saved(item) for item in items]
     file = write_parquet(tmp_path / "some.parquet", img=column, label=[3, 1, 4, 1, 5, 9, 2])
     data = load_images(config(file, image_column="img", label_column="label"))
-    assert data.train.labels is not None and data.heldout.labels is not None
+    assert data.train.labels is not None and data.validation.labels is not None
     # Rows 0 and 3 of 7 are held out: two at even distances.
-    assert torch.equal(data.heldout.images, torch.stack([pixels_of(items[row]) for row in (0, 3)]))
+    assert torch.equal(data.validation.images, torch.stack([pixels_of(items[row]) for row in (0, 3)]))
     assert torch.equal(data.train.images, torch.stack([pixels_of(items[row]) for row in (1, 2, 4, 5, 6)]))
-    assert (data.train.labels.tolist(), data.heldout.labels.tolist()) == ([1, 4, 5, 9, 2], [3, 1])
+    assert (data.train.labels.tolist(), data.validation.labels.tolist()) == ([1, 4, 5, 9, 2], [3, 1])
 
 
 def test_a_folder_of_parquet_files_has_the_splits_of_their_names(tmp_path: Path) -> None:
@@ -43,11 +43,11 @@ def test_a_folder_of_parquet_files_has_the_splits_of_their_names(tmp_path: Path)
     folder.mkdir()
     write_parquet(folder / "train.parquet", image=encoded(train))
     write_parquet(folder / "test.parquet", image=encoded(test))
-    data = load_images(config(folder, heldout_split="test", heldout_count=2))
+    data = load_images(config(folder, validation_split="test", validation_count=2))
     assert torch.equal(data.train.images, stacked(train))
-    assert torch.equal(data.heldout.images, torch.stack([pixels_of(test[0]), pixels_of(test[2])]))
+    assert torch.equal(data.validation.images, torch.stack([pixels_of(test[0]), pixels_of(test[2])]))
     assert data.train.labels is None
-    assert len(load_images(config(folder, heldout_split="test", heldout_count=100)).heldout) == 4
+    assert len(load_images(config(folder, validation_split="test", validation_count=100)).validation) == 4
 
 
 README = """---
@@ -71,9 +71,9 @@ def two_configs(tmp_path: Path) -> tuple[Path, dict[str, list[Any]]]:
 @pytest.mark.parametrize("name", ["small", "large"])
 def test_a_configuration_of_a_set_is_chosen_by_its_name(two_configs: Any, name: str) -> None:
     folder, items = two_configs
-    data = load_images(config(folder, config=name, heldout_count=1))
-    assert torch.equal(torch.cat([data.heldout.images, data.train.images]), stacked(items[name]))
-    assert len(load_stream(config(folder, config=name, heldout_count=1)).heldout) == 1
+    data = load_images(config(folder, config=name, validation_count=1))
+    assert torch.equal(torch.cat([data.validation.images, data.train.images]), stacked(items[name]))
+    assert len(load_stream(config(folder, config=name, validation_count=1)).validation) == 1
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_an_image_folder_gives_the_names_of_its_subfolders_as_labels(tmp_path: P
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         item.save(folder / name)
     data = load_images(config(folder, label_column="label"))
-    assert data.train.labels is not None and data.heldout.labels is not None
-    # The held-out images are spread over the table, so that both classes are among them.
-    assert (data.train.labels.tolist(), data.heldout.labels.tolist()) == ([0, 1], [0, 1])
-    assert torch.equal(data.heldout.images, torch.stack([pixels_of(items[0]), pixels_of(items[2])]))
+    assert data.train.labels is not None and data.validation.labels is not None
+    # The validation images are spread over the table, so that both classes are among them.
+    assert (data.train.labels.tolist(), data.validation.labels.tolist()) == ([0, 1], [0, 1])
+    assert torch.equal(data.validation.images, torch.stack([pixels_of(items[0]), pixels_of(items[2])]))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_tars_give_the_fields_of_a_webdataset_as_columns(tmp_path: Path, split: 
     assert data.labels is not None and data.labels.tolist() == [1, 2, 4, 5]
     assert data.captions == tuple((f"number {row}",) for row in (1, 2, 4, 5))
     assert torch.equal(data.images, stacked([items[row] for row in (1, 2, 4, 5)]))
-    one = load_images(config(tmp_path / "set" / f"{split}-0.tar", heldout_count=1, **wanted)).train
+    one = load_images(config(tmp_path / "set" / f"{split}-0.tar", validation_count=1, **wanted)).train
     assert one.labels is not None and one.labels.tolist() == [1, 2]
     pattern = load_images(config(tmp_path / "set" / f"{split}-*.tar", **wanted)).train
     assert torch.equal(pattern.images, data.images)
@@ -161,9 +161,9 @@ def test_a_zip_gives_its_images_and_the_names_of_its_folders_as_labels(tmp_path:
     others = {"set/readme.txt": b"no image", "__MACOSX/set/cat/._0.png": b"no image", "set/dog/": b""}
     members = dict(zip(reversed(names), map(saved, reversed(items)), strict=True)) | others
     data = load_images(config(write_zip(tmp_path / "some.zip", members), label_column="label"))
-    assert data.train.labels is not None and data.heldout.labels is not None
-    assert (data.train.labels.tolist(), data.heldout.labels.tolist()) == ([0, 1], [0, 1])
-    assert torch.equal(data.heldout.images, stacked([items[0], items[2]]))
+    assert data.train.labels is not None and data.validation.labels is not None
+    assert (data.train.labels.tolist(), data.validation.labels.tolist()) == ([0, 1], [0, 1])
+    assert torch.equal(data.validation.images, stacked([items[0], items[2]]))
     assert torch.equal(data.train.images, stacked([items[1], items[3]]))
 
 

@@ -109,16 +109,16 @@ def known_by_label(*sets: ImageSet) -> Known:
 def test_a_stream_has_the_images_labels_and_captions_of_the_set_in_memory(
     tmp_path: Path, kind: str, columns: dict[str, str]
 ) -> None:
-    settings = config(write_set(tmp_path / "set", kind), heldout_count=HELD, shuffle_buffer=16, **columns)
+    settings = config(write_set(tmp_path / "set", kind), validation_count=HELD, shuffle_buffer=16, **columns)
     memory, data = load_images(settings), load_stream(settings)
-    known = known_by_label(memory.train, memory.heldout)
+    known = known_by_label(memory.train, memory.validation)
     (batch,) = taken(StreamBatches(data.train, BatchDraws(ROWS - HELD, seed=0)), 1)
     assert batch.labels is not None and batch.captions is not None
     # The first rows are held out, and all others are one epoch: the first file, and two rows of the second.
     assert sorted(batch.labels.tolist()) == list(range(HELD, ROWS))
     for label, image, caption in zip(batch.labels.tolist(), to_uint8(batch.images), batch.captions, strict=True):
         assert torch.equal(image, known[label][0]) and caption in known[label][1]
-    held = known_by_label(data.heldout)
+    held = known_by_label(data.validation)
     assert list(held) == list(range(HELD))
     assert all(torch.equal(held[row][0], known[row][0]) and held[row][1] == known[row][1] for row in held)
 
@@ -134,10 +134,10 @@ def test_images_in_files_are_streamed_as_the_set_in_memory_and_hold_out_the_same
         for name, content in files.items():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes(content)
-    settings = config(source, label_column="label", heldout_count=5, shuffle_buffer=100)
+    settings = config(source, label_column="label", validation_count=5, shuffle_buffer=100)
     memory, data = load_images(settings), load_stream(settings)
-    assert torch.equal(data.heldout.images, memory.heldout.images)
-    assert torch.equal(data.heldout.labels, memory.heldout.labels)  # type: ignore[arg-type]
+    assert torch.equal(data.validation.images, memory.validation.images)
+    assert torch.equal(data.validation.labels, memory.validation.labels)  # type: ignore[arg-type]
     (batch,) = taken(StreamBatches(data.train, BatchDraws(len(memory.train), seed=0)), 1)
     assert batch.labels is not None and memory.train.labels is not None
     streamed = zip(to_uint8(batch.images), batch.labels.tolist(), strict=True)
@@ -267,18 +267,18 @@ def test_broken_images_are_skipped_named_and_replaced_by_the_next(tmp_path: Path
 
 def test_one_broken_image_among_those_held_out_is_left_out_and_named(tmp_path: Path, caplog: Any) -> None:
     source = write_set(tmp_path / "set", broken=(1,))
-    assert len(load_stream(config(source)).heldout) == 1
+    assert len(load_stream(config(source)).validation) == 1
     (record,) = caplog.records
     assert "skipped: 1 of 2 images" in record.getMessage() and "row 1 of file 0 (1.png)" in record.getMessage()
 
 
 @pytest.mark.parametrize(("broken", "count"), [((0,), 1), ((0, 1), 2), ((0, 1), 3)])
-def test_held_out_images_of_which_none_is_left_or_several_are_broken_stop_the_run(
+def test_validation_images_of_which_none_is_left_or_several_are_broken_stop_the_run(
     tmp_path: Path, broken: tuple[int, ...], count: int
 ) -> None:
     source = write_set(tmp_path / "set", broken=broken)
     with pytest.raises(DataError, match=rf"data.source: {len(broken)} of {count} images .*row 0 of file 0 \(0.png\)"):
-        load_stream(config(source, heldout_count=count))
+        load_stream(config(source, validation_count=count))
 
 
 @pytest.mark.parametrize(
@@ -292,9 +292,12 @@ def test_held_out_images_of_which_none_is_left_or_several_are_broken_stop_the_ru
         ),
         ({"caption_column": "label"}, r"data.caption_column: the column 'label' holds .*, not a text or a list"),
         ({"train_split": "trian"}, "data.train_split: there is no split 'trian'; did you mean 'train'?"),
-        ({"heldout_split": "test"}, "data.heldout_split: there is no split 'test'"),
-        ({"heldout_count": ROWS}, f"data.heldout_count: holding out {ROWS} of {ROWS} images leaves none to train on"),
-        ({"heldout_count": 999}, f"data.heldout_count: holding out 999 of {ROWS} images leaves none to train on"),
+        ({"validation_split": "test"}, "data.validation_split: there is no split 'test'"),
+        (
+            {"validation_count": ROWS},
+            f"data.validation_count: holding out {ROWS} of {ROWS} images leaves none to train on",
+        ),
+        ({"validation_count": 999}, f"data.validation_count: holding out 999 of {ROWS} images leaves none to train on"),
     ],
 )
 def test_what_a_stream_does_not_have_is_named_before_it_begins(
@@ -336,13 +339,13 @@ def test_the_labels_of_images_in_files_are_all_checked_before_a_stream_begins() 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_one_call_opens_a_set_in_memory_or_a_stream(folder: Path, streaming: bool) -> None:
-    settings = config(folder, streaming=streaming, flip=True, heldout_count=4, **SIDES)
-    batches, heldout = open_batches(settings, BatchDraws(6, seed=3), rank=1, world=2)
+    settings = config(folder, streaming=streaming, flip=True, validation_count=4, **SIDES)
+    batches, validation = open_batches(settings, BatchDraws(6, seed=3), rank=1, world=2)
     assert isinstance(batches, StreamBatches if streaming else Batches)
-    assert batches.own == slice(3, 6) and batches.flip and len(heldout) == 4
+    assert batches.own == slice(3, 6) and batches.flip and len(validation) == 4
     batch = batches.at(0)
     assert len(batch) == 3 and batch.labels is not None and batch.captions is not None
-    assert not set(batch.labels.tolist()) & set(known_by_label(heldout))
+    assert not set(batch.labels.tolist()) & set(known_by_label(validation))
     batches.close()
 
 
@@ -372,14 +375,14 @@ def test_a_state_of_other_data_or_other_processes_is_refused(folder: Path) -> No
 def test_a_process_without_rows_says_so(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "one.parquet", image=encoded(pictures(3)), label=[0, 1, 2])
     batches = [stream_of(file, size=2, rank=rank, world=2, caption_column=None) for rank in range(2)]
-    complaints = []
+    config_errors = []
     for some in batches:
         try:
             some.at(0)
         except DataError as error:
-            complaints.append(str(error))
+            config_errors.append(str(error))
         some.close()
-    assert len(complaints) == 1 and "there are no rows for process" in complaints[0]
+    assert len(config_errors) == 1 and "there are no rows for process" in config_errors[0]
 
 
 class SlowShards:
@@ -445,19 +448,19 @@ def test_flickr_streams_as_it_loads(shared_data: Path) -> None:
         shared_data / "flickr8k64" / "test.parquet",
         image_size=32,
         caption_column="captions",
-        heldout_count=20,
+        validation_count=20,
         shuffle_buffer=200,
     )
     memory, data = load_images(settings), load_stream(settings)
     (batch,) = taken(StreamBatches(data.train, BatchDraws(480, seed=0)), 1)
     captions: dict[bytes, set[str]] = defaultdict(set)
     counts: list[Counter[bytes]] = [Counter(), Counter()]
-    for part in (memory.train, memory.heldout):
+    for part in (memory.train, memory.validation):
         for image, several in zip(part.images, part.captions or (), strict=True):
             captions[image.numpy().tobytes()] |= set(several)
             counts[0][image.numpy().tobytes()] += 1
     singly = [(caption,) for caption in batch.captions or ()]
-    pairs = ((to_uint8(batch.images), singly), (data.heldout.images, data.heldout.captions or ()))
+    pairs = ((to_uint8(batch.images), singly), (data.validation.images, data.validation.captions or ()))
     for images, texts in pairs:
         for image, several in zip(images, texts, strict=True):
             assert set(several) <= captions[image.numpy().tobytes()]

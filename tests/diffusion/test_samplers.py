@@ -11,7 +11,7 @@ from exact_scores import GAUSSIAN, MEAN, THREE, build, gaussian_predictor, seede
 from torch import Tensor
 
 from scalelong.diffusion import SAMPLERS, DiffusionProcess, sample
-from scalelong.diffusion.sampling import solver_indices
+from scalelong.diffusion.samplers import solver_indices
 
 # As many steps as make the error of the discretisation small beside that of the Monte-Carlo estimate.
 STEPS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from scalelong.config import load_recipe
 from scalelong.evaluation import FeatureNetwork, Reference, statistics_of
 from scalelong.evaluation.features import Resize
-from scalelong.recipes import load_recipe
 from scalelong.training import train
 
 
@@ -67,8 +67,8 @@ def script_file(path: Path, seed: int = 0) -> Path:
 
 
 TINY = (
-    *("model.embed_dim=16", "model.depth=2", "model.num_heads=2", "data.heldout_count=1500"),
-    *("training.batch_size=8", "training.steps=3", "training.eval_every=null", "training.sample_every=null"),
+    *("model.embed_dim=16", "model.depth=2", "model.num_heads=2", "data.validation_count=1500"),
+    *("training.batch_size=8", "training.steps=3", "training.validate_every=null", "training.sample_every=null"),
     *("sampling.sampler=ddim", "sampling.steps=2"),
 )
 

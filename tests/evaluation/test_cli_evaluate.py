@@ -41,7 +41,7 @@ def run(*arguments: Any) -> Any:
 
 
 def test_statistics_are_made_once_and_named(made: Path) -> None:
-    command = ("stats", "digits", "--network", "net.pt", "--set", "data.heldout_count=1500", "--out", "cache")
+    command = ("stats", "digits", "--network", "net.pt", "--set", "data.validation_count=1500", "--out", "cache")
     first = run(*command)
     assert first.exit_code == 0, first.output
     (last,) = first.stdout.splitlines()

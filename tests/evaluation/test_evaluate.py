@@ -14,7 +14,6 @@ import torch
 from evaluation_cases import script_file, smooth_images, tiny_network, tiny_run
 from torch import Tensor, nn
 
-from scalelong.data.prepare import Share
 from scalelong.evaluation import (
     Evaluation,
     FeatureNetwork,
@@ -34,8 +33,9 @@ from scalelong.evaluation import (
 from scalelong.evaluation import evaluate as evaluating
 from scalelong.evaluation.results import NAMES
 from scalelong.runs import Run
-from scalelong.runs.network import load_network
-from scalelong.sampling.draw import Artist
+from scalelong.runs.model import load_network
+from scalelong.sampling.sample_run import Sampler
+from scalelong.utils.distributed import Rank
 
 pytest.importorskip("torchmetrics")
 
@@ -73,7 +73,7 @@ def count_draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     starts: list[int] = []
     original = evaluating.features_of
 
-    def features_of(artist: Artist, network: FeatureNetwork, numbers: range, *rest: Any) -> Tensor:
+    def features_of(artist: Sampler, network: FeatureNetwork, numbers: range, *rest: Any) -> Tensor:
         starts.append(numbers.start)
         return original(artist, network, numbers, *rest)
 
@@ -112,15 +112,15 @@ def test_an_interrupted_evaluation_goes_on_and_gives_the_same(
     fresh: Path, run: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = figures(evaluate_run(run, plan))
-    original = Artist.draw
+    original = Sampler.draw
 
-    def stop(artist: Artist, numbers: range, *rest: Any) -> Tensor:
+    def stop(artist: Sampler, numbers: range, *rest: Any) -> Tensor:
         if numbers.start >= 256:
             raise KeyboardInterrupt
         return original(artist, numbers, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Artist, "draw", stop)
+        patch.setattr(Sampler, "draw", stop)
         with pytest.raises(KeyboardInterrupt):
             evaluate_run(fresh, plan)
     seeds = count_draws(monkeypatch)
@@ -175,8 +175,8 @@ def test_images_of_compiled_code_have_blocks_of_their_own(
 
 def test_two_processes_give_what_one_gives(fresh: Path, run: Path, plan: Plan) -> None:
     expected = figures(evaluate_run(run, plan))
-    assert evaluate_run(fresh, plan, share=Share(1, 2)) == []
-    assert figures(evaluate_run(fresh, plan, share=Share(0, 2))) == expected
+    assert evaluate_run(fresh, plan, rank=Rank(1, 2)) == []
+    assert figures(evaluate_run(fresh, plan, rank=Rank(0, 2))) == expected
 
 
 def test_an_evaluation_tells_how_many_images_are_read_described_and_drawn(

@@ -16,9 +16,9 @@ from torch import Tensor
 from scalelong.evaluation import Evaluation, read_evaluations
 from scalelong.evaluation.evaluate import features_of
 from scalelong.runs import Run
-from scalelong.runs.network import load_network
-from scalelong.sampling import draw as sampling
-from scalelong.sampling.draw import Artist, Wish, conditions_of
+from scalelong.runs.model import load_network
+from scalelong.sampling import sample_run as sampling
+from scalelong.sampling.sample_run import Sampler, SampleRequest, conditions_of
 
 pytest.importorskip("torchmetrics")
 
@@ -61,7 +61,7 @@ def test_conditions_are_asked_for_batch_by_batch_and_the_decoder_is_made_once(
     run = Run(tiny_run(tmp_path / "run", *GUIDED))
     config, checkpoint, made, asked = run.config(), run.checkpoints().latest(), [], []
     assert checkpoint is not None
-    conditioning, conditions = conditions_of(config, Wish())
+    conditioning, conditions = conditions_of(config, SampleRequest())
 
     class Decoder:
         def __init__(self, *_: Any) -> None:
@@ -73,7 +73,7 @@ def test_conditions_are_asked_for_batch_by_batch_and_the_decoder_is_made_once(
     monkeypatch.setattr(sampling, "LatentEncoder", Decoder)
     # A block that only says that there are latents; the network draws as before.
     latent = config.model_copy(update={"latents": SimpleLatents()})
-    artist = Artist(
+    artist = Sampler(
         load_network(config, checkpoint, "ema"), latent, conditioning, lambda own: asked.append(own) or conditions(own)
     )
     for block in (range(0, 128), range(128, 140)):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from evaluation_cases import gaussians, reference_of, tiny_network
 
+from scalelong.config import load_recipe
 from scalelong.evaluation import (
     Evaluation,
     Figure,
@@ -19,7 +20,6 @@ from scalelong.evaluation import (
 )
 from scalelong.evaluation.facts import check_reference, result_facts
 from scalelong.evaluation.results import NAMES, counterpart, record
-from scalelong.recipes import load_recipe
 
 FACTS = {
     "network": "inception",
@@ -78,7 +78,7 @@ def test_a_reference_of_pytorch_fid_goes_with_the_released_weights_only() -> Non
 
 
 def test_images_of_captions_say_how_many_different_ones_there_were() -> None:
-    config, network = load_recipe("flickr-tiny", ["data.heldout_count=30"]), tiny_network()
+    config, network = load_recipe("flickr-tiny", ["data.validation_count=30"]), tiny_network()
     reference = reference_of(gaussians(20, 16, 0), network)
     assert [result_facts(config, network, reference, images)["captions"] for images in (20, 40)] == [20, 30]
 

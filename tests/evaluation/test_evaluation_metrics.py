@@ -9,7 +9,14 @@ import torch
 from evaluation_cases import gaussians
 from torch import Tensor
 
-from scalelong.evaluation import Figure, Statistics, frechet_distance, frechet_figure, kernel_distance, precision_recall
+from scalelong.evaluation import (
+    Figure,
+    Statistics,
+    frechet_distance,
+    frechet_figure,
+    kernel_distance,
+    precision_recall,
+)
 from scalelong.evaluation.metrics import all_radii, coverage, distances_by_covariance, distances_by_gram, wilson
 from scalelong.evaluation.statistics import statistics_of
 

@@ -1,4 +1,4 @@
-"""FD-EffNet of the digits falls while a network learns, and is lower for the averaged weights than for the raw ones."""
+"""FD-EffNet of the digits falls while a network learns, and is lower for the EMA weights than for the raw ones."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from scalelong.config import load_recipe
 from scalelong.evaluation import Evaluator, read_evaluations
-from scalelong.recipes import load_recipe
 from scalelong.training import train
 
 SETTINGS = (
-    *("data.heldout_count=1297", "training.steps=300", "training.eval_every=null", "training.sample_every=null"),
+    *("data.validation_count=1297", "training.steps=300", "training.validate_every=null", "training.sample_every=null"),
     *("sampling.sampler=unipc", "sampling.steps=20"),
     *("evaluation.every=150", "evaluation.images=200", "evaluation.weights=both"),
 )
@@ -29,4 +29,4 @@ def test_the_distance_falls_with_training_and_with_averaged_weights(
     early, late, raw = found[150, "ema"], found[300, "ema"], found[300, "raw"]
     assert early.low is not None and raw.low is not None and late.high is not None
     assert late.high < early.low, "training"
-    assert late.high < raw.low, "averaged weights"
+    assert late.high < raw.low, "EMA weights"

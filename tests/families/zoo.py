@@ -41,7 +41,7 @@ def uvit(**options: Any) -> nn.Module:
 
 
 def theory() -> nn.Module:
-    from scalelong.models import TheoryUNet
+    from scalelong.theory.unet import TheoryUNet
 
     return TheoryUNet(8, 4)
 

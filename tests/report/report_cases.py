@@ -68,7 +68,7 @@ def run_lines(method: str, seed: int, until: int, *, watched: bool) -> list[dict
             lines.append({"step": step, **reading(step, draws)})
         if step % 400 == 0 or step == until:
             held = loss_at(step, speed, draws.gauss(0, 0.01))
-            lines.append({"step": step, "heldout_loss": held * 1.03, "heldout_loss_ema": held})
+            lines.append({"step": step, "validation_loss": held * 1.03, "validation_loss_ema": held})
     return lines
 
 
@@ -94,7 +94,7 @@ def diverged_lines(step: int) -> list[dict[str, Any]]:
         {"step": step + 20, "event": "skipped", **bad, "origin": "the output of mid_block.attn is not finite"},
         {"step": step, "event": "rollback", "from_step": step + 26},
         {"step": step + 50, "loss": "nan", "lr": 0.004, "grad_norm": "inf", "seconds": 20.0},
-        {"step": step + 50, "heldout_loss": "inf", "heldout_loss_ema": "nan"},
+        {"step": step + 50, "validation_loss": "inf", "validation_loss_ema": "nan"},
         {"step": step + 60, "event": "diverged", "message": "training diverged: after 3 rollbacks, still not finite."},
     ]
 
@@ -210,7 +210,7 @@ def write_pair(arm: dict[str, Any]) -> dict[str, Any]:
     speed, label = METHODS[arm["method"]], arm["label"]
     shown = speed > 1.2
     sentence = (
-        f"{label} reaches the final held-out loss of no scaling in {speed:.2f}× fewer steps (95 % interval "
+        f"{label} reaches the final validation loss of no scaling in {speed:.2f}× fewer steps (95 % interval "
         f"{speed * 0.88:.2f} – {speed * 1.13:.2f}, 3 pairs)."
         if shown
         else f"No difference shown between {label} and no scaling (0.92 – 1.19); about 7 more seeds would settle it."

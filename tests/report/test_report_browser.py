@@ -107,9 +107,9 @@ def test_a_page_of_400_pixels_does_not_scroll_sideways_even_when_all_is_unfolded
 
 def test_a_series_is_switched_off_by_mouse_and_on_again_by_keyboard(browser: Any, pages: Path) -> None:
     visit(browser, pages / "comparison.html")
-    button = find(browser, "#c0-heldout .legend li:nth-child(4) button")
+    button = find(browser, "#c0-validation .legend li:nth-child(4) button")
     assert button.text == "LS"
-    drawn = "#c0-heldout .canvas [data-series='LS']"
+    drawn = "#c0-validation .canvas [data-series='LS']"
     assert browser.find_elements("css selector", drawn)
     button.click()
     assert not browser.find_elements("css selector", drawn)
@@ -122,31 +122,31 @@ def test_a_series_is_switched_off_by_mouse_and_on_again_by_keyboard(browser: Any
 
 def test_the_axis_becomes_logarithmic_and_the_setting_changes(browser: Any, pages: Path) -> None:
     visit(browser, pages / "rates.html")
-    before = find(browser, "#c0-heldout .canvas svg").get_attribute("innerHTML")
+    before = find(browser, "#c0-validation .canvas svg").get_attribute("innerHTML")
     switch = next(
-        one for one in browser.find_elements("css selector", "#c0-heldout .switch") if one.text == "Log scale"
+        one for one in browser.find_elements("css selector", "#c0-validation .switch") if one.text == "Log scale"
     )
     assert "(log)" not in before
     switch.click()
-    assert "(log)" in find(browser, "#c0-heldout .canvas svg").get_attribute("innerHTML")
-    select = find(browser, "#c0-heldout select")
+    assert "(log)" in find(browser, "#c0-validation .canvas svg").get_attribute("innerHTML")
+    select = find(browser, "#c0-validation select")
     assert select.text.split("\n") == ["lr 0.002", "lr 0.004", "lr 0.008"]
     select.send_keys(webdriver.Keys.ARROW_DOWN)
-    assert browser.execute_script("return document.querySelector('#c0-heldout select').value") == "1"
+    assert browser.execute_script("return document.querySelector('#c0-validation select').value") == "1"
     # Kept when a page that follows a run loads itself again.
     browser.refresh()
-    assert browser.execute_script("return document.querySelector('#c0-heldout select').value") == "1"
+    assert browser.execute_script("return document.querySelector('#c0-validation select').value") == "1"
     browser.execute_script("sessionStorage.clear()")
 
 
 def test_values_are_read_by_mouse_and_by_arrow_keys(browser: Any, pages: Path) -> None:
     visit(browser, pages / "comparison.html")
-    plot = find(browser, "#c0-heldout .canvas svg")
+    plot = find(browser, "#c0-validation .canvas svg")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
     webdriver.ActionChains(browser).move_to_element(plot).perform()
-    tip = find(browser, "#c0-heldout .tip")
+    tip = find(browser, "#c0-validation .tip")
     assert tip.text.startswith("step 1,") and "CS κ=0.7" in tip.text
-    scrub = find(browser, "#c0-heldout .scrub")
+    scrub = find(browser, "#c0-validation .scrub")
     browser.execute_script("arguments[0].focus()", scrub)
     scrub.send_keys(webdriver.Keys.HOME)
     first = scrub.get_attribute("aria-valuetext")

@@ -170,7 +170,7 @@ def test_every_figure_is_drawn_as_png_and_svg_and_names_stay_text(tmp_path: Path
     written = draw_figures(content, tmp_path / "figures")
     views = sum(len(chart.views) for chart in content.charts) + sum(not plot.empty for plot in content.intervals)
     assert len(written) == 2 * views > 10
-    assert {"heldout.png", "heldout.svg", "speedup-0.png"} <= {path.name for path in written}
+    assert {"validation.png", "validation.svg", "speedup-0.png"} <= {path.name for path in written}
     assert all(path.stat().st_size > 1000 for path in written)
     assert not any("<img" in path.read_text(encoding="utf-8") for path in written if path.suffix == ".svg")
 

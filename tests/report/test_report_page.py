@@ -77,7 +77,7 @@ def test_a_method_is_called_faster_only_where_the_verdict_says_so(cases: Path, t
 
 def test_the_numbers_of_a_chart_are_those_of_the_file(cases: Path) -> None:
     page = page_of(cases / "comparison")
-    chart = next(chart for chart in page.data["charts"] if chart["key"] == "c0-heldout")
+    chart = next(chart for chart in page.data["charts"] if chart["key"] == "c0-validation")
     arms = json.loads((cases / "comparison" / "results.json").read_text())["arms"]
     for series, arm in zip(chart["views"][0]["series"], arms, strict=True):
         curve = arm["loss_curve"]

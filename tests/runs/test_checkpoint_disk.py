@@ -18,8 +18,8 @@ import pytest
 import torch
 from checkpoint_cases import assert_holds, contents, filled, groups, state
 
-from scalelong.files import Files, human_size
 from scalelong.runs.checkpoint import CheckpointError, CheckpointStore
+from scalelong.utils.atomic import Files, human_size
 
 
 class FailingFiles(Files):

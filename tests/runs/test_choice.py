@@ -16,7 +16,7 @@ from scalelong.runs.choice import choose_checkpoint
 
 
 def run_with(folder: Path, *metrics: float | None) -> Run:
-    """A run with a checkpoint for each held-out loss, from step 1 on."""
+    """A run with a checkpoint for each validation loss, from step 1 on."""
     run = Run(folder)
     for step, metric in enumerate(metrics, start=1):
         run.checkpoints(keep_last=len(metrics)).save(step, {"model": {"weight": torch.zeros(1)}}, {}, metric)
@@ -24,7 +24,7 @@ def run_with(folder: Path, *metrics: float | None) -> Run:
 
 
 @pytest.mark.parametrize(("which", "step"), [("last", 3), ("best", 2), ("1", 1), (2, 2)])
-def test_a_checkpoint_is_chosen_by_its_age_its_heldout_loss_or_its_step(
+def test_a_checkpoint_is_chosen_by_its_age_its_validation_loss_or_its_step(
     which: str | int, step: int, tmp_path: Path
 ) -> None:
     assert choose_checkpoint(run_with(tmp_path, 0.5, 0.1, None), which).step == step
@@ -33,7 +33,11 @@ def test_a_checkpoint_is_chosen_by_its_age_its_heldout_loss_or_its_step(
 @pytest.mark.parametrize(
     ("which", "error", "message"),
     [
-        ("best", RunError, "has no checkpoint with a held-out loss, by which the best is known: use --checkpoint last"),
+        (
+            "best",
+            RunError,
+            "has no checkpoint with a validation loss, by which the best is known: use --checkpoint last",
+        ),
         ("newest", ValueError, "--checkpoint is best, last, or the number of a step, not 'newest'"),
         ("7", CheckpointError, "there is no checkpoint .*step-000007. Steps in .*: 1, 2"),
     ],

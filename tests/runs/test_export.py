@@ -11,12 +11,12 @@ import torch
 from run_cases import run_tiny, train_unet
 from safetensors.torch import load_file
 
+from scalelong.config.build import build_process
 from scalelong.diffusion import noise_predictor, sample
 from scalelong.models import UViT
-from scalelong.recipes.build import build_process
 from scalelong.runs import Run
 from scalelong.runs.export import export_run, push
-from scalelong.runs.network import load_network
+from scalelong.runs.model import load_network
 
 SEEDS = [3, 4]
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::scalelong.AbsorbedScalingWarnin
 
 
 def ours(run: Path) -> torch.Tensor:
-    """Images of the run's averaged weights, by all steps of DDPM, in [0, 1]."""
+    """Images of the run's EMA weights, by all steps of DDPM, in [0, 1]."""
     config, checkpoint = Run(run).config(), Run(run).checkpoints().latest()
     assert checkpoint is not None
     predict = noise_predictor(load_network(config, checkpoint, "ema"))

@@ -26,14 +26,14 @@ from typer.testing import CliRunner
 from scalelong import AbsorbedScalingWarning
 from scalelong.cli import progress
 from scalelong.cli.commands import app
-from scalelong.data.prepare import Share
 from scalelong.diffusion import SAMPLERS
-from scalelong.recipes.conditions import Condition
+from scalelong.diffusion.guidance import Condition
 from scalelong.runs import RunError
-from scalelong.sampling import Wish, sample_run
-from scalelong.sampling import draw as sampling
-from scalelong.sampling.draw import Artist, title, with_sampling
-from scalelong.sampling.folder import SampleFolder, images_in, read_image
+from scalelong.sampling import SampleRequest, sample_run
+from scalelong.sampling import sample_run as sampling
+from scalelong.sampling.sample_folder import SampleFolder, images_in, read_image
+from scalelong.sampling.sample_run import Sampler, title, with_sampling
+from scalelong.utils.distributed import Rank
 
 
 @pytest.fixture(autouse=True)
@@ -80,10 +80,10 @@ def place(folder: Path, count: int = 10, batch: int = 4, **settings: Any) -> Sam
     return SampleFolder(folder / "images", {"seed": 0, **settings}, count, batch, (1, 8, 8))
 
 
-def fill(folder: SampleFolder, painting: Painting | None = None, share: Share | None = None) -> list[range]:
+def fill(folder: SampleFolder, painting: Painting | None = None, rank: Rank | None = None) -> list[range]:
     """The blocks that were drawn."""
     painting = painting or Painting()
-    folder.fill(painting, share or Share())
+    folder.fill(painting, rank or Rank())
     return painting.drawn
 
 
@@ -188,7 +188,7 @@ def test_processes_share_the_blocks_and_write_the_files_of_one(
     world: int, tmp_path: Path, fresh: dict[str, bytes]
 ) -> None:
     folder, paintings = place(tmp_path), [Painting(wait=0.01 * rank) for rank in range(world)]
-    threads = [Thread(target=fill, args=(folder, paintings[rank], Share(rank, world))) for rank in range(world)]
+    threads = [Thread(target=fill, args=(folder, paintings[rank], Rank(rank, world))) for rank in range(world)]
     for thread in reversed(threads):
         thread.start()
     for thread in threads:
@@ -205,11 +205,11 @@ def test_processes_begin_anew_where_a_partial_folder_was_removed_and_its_setting
     with pytest.raises(Interrupted):
         fill(folder, Painting(limit=1))
     shutil.rmtree(folder.partial)
-    second = Thread(target=fill, args=(folder, None, Share(1, 2)), daemon=True)
+    second = Thread(target=fill, args=(folder, None, Rank(1, 2)), daemon=True)
     second.start()
     # Long enough for the second process to look for the folder several times before the first makes it.
     second.join(timeout=0.5)
-    first = Thread(target=fill, args=(folder, None, Share(0, 2)), daemon=True)
+    first = Thread(target=fill, args=(folder, None, Rank(0, 2)), daemon=True)
     first.start()
     for thread in (first, second):
         thread.join(timeout=20)
@@ -220,15 +220,15 @@ def test_processes_begin_anew_where_a_partial_folder_was_removed_and_its_setting
 def test_what_two_processes_began_one_can_finish(tmp_path: Path, fresh: dict[str, bytes]) -> None:
     folder = place(tmp_path)
     with pytest.raises(Interrupted):
-        fill(folder, Painting(limit=1), Share(0, 2))
+        fill(folder, Painting(limit=1), Rank(0, 2))
     with pytest.raises(Interrupted):
-        fill(folder, Painting(limit=0), Share(1, 2))
+        fill(folder, Painting(limit=0), Rank(1, 2))
     assert fill(folder) == [range(4, 8), range(8, 10)]
     assert contents(folder.folder) == fresh
 
 
 def test_the_grid_shows_the_first_images_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelong.sampling.folder.GRID_IMAGES", 4)
+    monkeypatch.setattr("scalelong.sampling.sample_folder.GRID_IMAGES", 4)
     fill(place(tmp_path))
     # Two rows of two, with gaps, enlarged to 400 pixels at least.
     assert read_image(tmp_path / "images" / "grid.png").shape == (1, 418, 418)
@@ -243,7 +243,7 @@ def test_progress_counts_the_images_of_all_processes(tmp_path: Path) -> None:
         progress(0.5)
         return Painting().draw(numbers, progress)
 
-    folder.fill(lambda: halfway, Share(), lambda *done: seen.append(done))
+    folder.fill(lambda: halfway, Rank(), lambda *done: seen.append(done))
     assert seen == [(6.0, 10), (9.0, 10), (10, 10)]
 
 
@@ -269,18 +269,18 @@ def draw(run: Path, *, count: int = 10, batch: int = 4, sampler: str = "ddpm", *
 
 
 def test_an_interrupted_drawing_of_a_run_ends_as_one_that_was_not(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, original, calls = draw(run), Artist.draw, []
+    whole, original, calls = draw(run), Sampler.draw, []
 
-    def draw_one_block(artist: Artist, numbers: range, progress: Any) -> Tensor:
+    def draw_one_block(artist: Sampler, numbers: range, progress: Any) -> Tensor:
         if calls:
             raise Interrupted
         calls.append(numbers)
         return original(artist, numbers, progress)
 
-    monkeypatch.setattr(Artist, "draw", draw_one_block)
+    monkeypatch.setattr(Sampler, "draw", draw_one_block)
     with pytest.raises(Interrupted):
         draw(run)
-    monkeypatch.setattr(Artist, "draw", original)
+    monkeypatch.setattr(Sampler, "draw", original)
     assert contents(sample_run(run, 10, steps=3, sampler="ddpm", batch=4)) == whole
 
 
@@ -305,7 +305,7 @@ def test_at_another_batch_size_images_are_at_most_one_grey_level_apart(run: Path
 
 def test_a_class_and_a_prompt_are_both_told_to_a_network_that_takes_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe with labels and text, whose encoder gives the length of a prompt."""
-    from scalelong.recipes import load_recipe
+    from scalelong.config import load_recipe
 
     class Lengths:
         def __init__(self, *_: Any) -> None: ...
@@ -316,24 +316,24 @@ def test_a_class_and_a_prompt_are_both_told_to_a_network_that_takes_both(monkeyp
     monkeypatch.setattr(sampling, "TextEncoder", Lengths)
     both = ("data.label_column=label", "labels.classes=3", "data.caption_column=text", "text={encoder: x, width: 1}")
     config = load_recipe("digits", both)
-    for wish, labels in ((Wish(2, "dog"), [2, 2]), (Wish(None, "dog"), [1, 2])):
+    for wish, labels in ((SampleRequest(2, "dog"), [2, 2]), (SampleRequest(None, "dog"), [1, 2])):
         condition = sampling.conditions_of(config, wish)[1](range(4, 6))
         assert condition.labels is not None and condition.labels.tolist() == labels
         assert condition.text is not None and condition.text.flatten().tolist() == [3.0, 3.0]
     captions = Condition(torch.tensor([0, 1]), torch.ones(2, 1, 1))
     monkeypatch.setattr(sampling, "open_inputs", lambda config: SimpleNamespace(empty_text=torch.zeros(1, 1)))
-    monkeypatch.setattr(sampling, "heldout_condition", lambda *_, **__: captions)
-    for wish, labels in ((Wish(2), [2, 2]), (Wish(), [0, 1])):
+    monkeypatch.setattr(sampling, "validation_condition", lambda *_, **__: captions)
+    for wish, labels in ((SampleRequest(2), [2, 2]), (SampleRequest(), [0, 1])):
         condition = sampling.conditions_of(config, wish)[1](range(4, 6))
         assert condition.labels is not None and condition.labels.tolist() == labels
         assert condition.text is captions.text
 
 
 def test_the_name_tells_prompts_apart() -> None:
-    from scalelong.recipes import load_recipe
+    from scalelong.config import load_recipe
 
     config = with_sampling(load_recipe("digits"), sampler="heun", steps=20)
-    wishes = [Wish(), Wish(prompt="a dog"), Wish(prompt="a cat")]
+    wishes = [SampleRequest(), SampleRequest(prompt="a dog"), SampleRequest(prompt="a cat")]
     titles = [title(config, wish, 8, "ema", 5) for wish in wishes]
     assert titles[0] == "step-000008-ema-seed-5-heun-20-steps"
     assert len(set(titles)) == 3 and all(re.fullmatch(r"[\w.-]+", name) for name in titles)
@@ -343,7 +343,7 @@ def test_images_of_weights_that_are_no_longer_there_are_not_taken_for_those_of_t
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw(run)
-    monkeypatch.setattr("scalelong.sampling.draw.weights_digest", lambda checkpoint, weights: "other")
+    monkeypatch.setattr("scalelong.sampling.sample_run.weights_digest", lambda checkpoint, weights: "other")
     with pytest.raises(RunError, match="holds images with other settings"):
         sample_run(run, 10, steps=3, sampler="ddpm", batch=4)
 
@@ -373,11 +373,11 @@ def test_an_interruption_ends_in_one_line_and_is_gone_on_from(run: Path, monkeyp
     forget(run)
     arguments = ("sample", run, "-n", 4, "--steps", 2)
 
-    def interrupt(artist: Artist, numbers: range, progress: Any) -> Tensor:
+    def interrupt(artist: Sampler, numbers: range, progress: Any) -> Tensor:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Artist, "draw", interrupt)
+        patch.setattr(Sampler, "draw", interrupt)
         result = command(*arguments)
     assert result.exit_code == 130
     assert result.stderr == "stopped: what is finished is kept, and the same command goes on with the rest\n"
@@ -406,7 +406,7 @@ def test_images_of_a_network_that_overflows_are_black_there_and_it_is_said(
         images[1, 0, 0] = float("nan")
         return images
 
-    monkeypatch.setattr("scalelong.sampling.draw.sample", broken)
+    monkeypatch.setattr("scalelong.sampling.sample_run.sample", broken)
     files = pixels(draw(run, count=3, batch=3))
     assert files[1, 0, 0].eq(0).all() and files[0].eq(255).all()
     assert "1 of the images 0 to 2 are not numbers everywhere, and black there" in caplog.text

@@ -24,8 +24,8 @@ from scalelong import (
     scale_skips,
     unscale_skips,
 )
-from scalelong.models import TheoryUNet
-from scalelong.skips.scaling import LS
+from scalelong.skips.methods import LS
+from scalelong.theory.unet import TheoryUNet
 
 
 def test_scaling_twice_replaces_and_never_stacks() -> None:

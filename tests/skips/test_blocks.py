@@ -11,7 +11,7 @@ from scalelong import (
     scale_skips,
     unscale_blocks,
 )
-from scalelong.models import TheoryUNet
+from scalelong.theory.unet import TheoryUNet
 
 
 def test_rezero_starts_as_the_identity_of_every_block() -> None:

@@ -12,7 +12,7 @@ from scalelong import (
     scale_skips,
     unscale_skips,
 )
-from scalelong.models import TheoryUNet
+from scalelong.theory.unet import TheoryUNet
 
 
 def test_a_fused_model_is_a_vanilla_checkpoint_of_the_same_function() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scalelong import METHODS, Argument, Channels, SkipScaling, SkipSite, constant_coefficients, scale_skips
 from scalelong.models import UViT
-from scalelong.skips.scaling import LearnedKappa
+from scalelong.skips.methods import LearnedKappa
 
 CONV = [SkipSite(i, f"up.{i}", Channels(8, 8 + width), width) for i, width in ((1, 8), (2, 8), (3, 16))]
 TOKENS = [SkipSite(i, f"out.{i}", Argument(1), width=5, joined=Channels(8, 16, dim=-1)) for i in (1, 2)]

@@ -30,12 +30,12 @@ def bar(screen: Path) -> Iterator[Bar]:
 def test_a_bar_shows_how_far_a_run_is_its_latest_numbers_and_what_happened(
     bar: Bar, screen: Path, tmp_path: Path
 ) -> None:
-    run_tiny(tmp_path / "run", "training.eval_every=8", display=bar)
+    run_tiny(tmp_path / "run", "training.validate_every=8", display=bar)
     bar.progress.console.file.flush()
     shown = screen.read_text()
     last = shown.rpartition("8/8")[2]
     assert "loss 0." in last and "gradient" in last and "images/s" in last
-    assert "step 8: held-out loss" in shown
+    assert "step 8: validation loss" in shown
     assert shown.count(HIDE) == shown.count(SHOW) == 1
 
 

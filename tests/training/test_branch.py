@@ -12,9 +12,9 @@ from run_cases import TINY, assert_same_run, run_tiny
 from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
-from scalelong.files import Files
 from scalelong.runs import CheckpointError, Run, RunError
 from scalelong.training import Display
+from scalelong.utils.atomic import Files
 
 LOWER = "optim.lr=1e-4"
 
@@ -63,7 +63,7 @@ def test_a_branch_interrupted_before_its_next_checkpoint_goes_on_where_it_branch
     assert_same_run(tmp_path, whole)
 
 
-@pytest.mark.parametrize("moment", ["scalelong.training.state.TrainState.save", "scalelong.runs.run.Run.begin"])
+@pytest.mark.parametrize("moment", ["scalelong.training.state.TrainState.save", "scalelong.runs.run_dir.Run.begin"])
 def test_a_branch_interrupted_while_it_begins_never_starts_from_other_weights(
     moment: str, start: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
-from scalelong.files import Files
-from scalelong.recipes import load_recipe, parse_recipe, recipe_names
+from scalelong.config import load_recipe, parse_recipe, recipe_names
 from scalelong.runs import Run
+from scalelong.utils.atomic import Files
 
 SETS = [part for override in TINY for part in ("--set", override)]
 
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_a_run_fails_in_one_line_and_stays(tmp_path: Pat
 
 
 def test_a_folder_without_permission_fails_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelong.runs.run.os.access", lambda path, mode: False)
+    monkeypatch.setattr("scalelong.runs.run_dir.os.access", lambda path, mode: False)
     assert_fails(run("train", *SETS, "--out", tmp_path / "run"), "is not writable")
     assert list(tmp_path.iterdir()) == []
 

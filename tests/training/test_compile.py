@@ -1,4 +1,4 @@
-"""Compiled training and sampling: the same numbers and names, and averaged weights that compiled code sees."""
+"""Compiled training and sampling: the same numbers and names, and EMA weights that compiled code sees."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from scalelong.cli.commands import app
 from scalelong.runs import Run
 from scalelong.sampling import sample_run
-from scalelong.sampling.folder import images_in, read_image
+from scalelong.sampling.sample_folder import images_in, read_image
 
-EVALUATED = ("training.eval_every=4", "training.sample_every=8", "optim.warmup_steps=1", "data.heldout_count=8")
+EVALUATED = ("training.validate_every=4", "training.sample_every=8", "optim.warmup_steps=1", "data.validation_count=8")
 
 # Sums in another order, over a few steps.
 TOLERANCE = 1e-5
@@ -68,12 +68,12 @@ def test_compiled_training_has_the_losses_of_plain_training(method: str, tmp_pat
 @pytest.mark.usefixtures("no_code_generation")
 def test_compiled_evaluation_and_samples_use_the_averaged_weights(tmp_path: Path) -> None:
     plain, compiled = run_both(tmp_path, "scaling.method=ls", *EVALUATED)
-    expected = [line for line in lasting_metrics(plain) if "heldout_loss" in line]
-    found = [line for line in lasting_metrics(compiled) if "heldout_loss" in line]
+    expected = [line for line in lasting_metrics(plain) if "validation_loss" in line]
+    found = [line for line in lasting_metrics(compiled) if "validation_loss" in line]
     assert len(found) == 2
     for ours, theirs in zip(found, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=TOLERANCE)
-        assert abs(ours["heldout_loss"] / ours["heldout_loss_ema"] - 1) > 100 * TOLERANCE
+        assert abs(ours["validation_loss"] / ours["validation_loss_ema"] - 1) > 100 * TOLERANCE
     # One level of 256 for rounding.
     assert abs(pixels(compiled) - pixels(plain)).max() <= 1
 

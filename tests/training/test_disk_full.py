@@ -14,9 +14,9 @@ from run_cases import TINY
 from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
-from scalelong.files import Files, WriteError, replace_text
 from scalelong.runs.metrics import MetricsLog
-from scalelong.sampling.pictures import save_grid
+from scalelong.sampling.images import save_grid
+from scalelong.utils.atomic import Files, WriteError, replace_text
 
 FULL = Path("/dev/full")
 
@@ -38,7 +38,7 @@ def test_a_line_of_the_log_that_finds_no_room_names_the_log() -> None:
 @pytest.mark.parametrize(
     ("patched", "write"),
     [
-        ("scalelong.files.Files.write_bytes", lambda path: replace_text(path, "text")),
+        ("scalelong.utils.atomic.Files.write_bytes", lambda path: replace_text(path, "text")),
         ("PIL.Image.Image.save", lambda path: save_grid(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), path)),
     ],
 )

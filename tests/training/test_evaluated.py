@@ -15,10 +15,11 @@ from checkpoint_cases import contents
 from run_cases import SignalAt, assert_same_run, final_tensors, in_processes, lasting_metrics, run_tiny, tiny
 from torch import Tensor, nn
 
+from scalelong.config import build_model
+from scalelong.config.conditioning import conditioning_of
+from scalelong.diffusion.guidance import NOTHING
 from scalelong.evaluation import Evaluator, NotComparable, Plan, evaluate_run, periodic, read_evaluations
 from scalelong.evaluation.results import check_comparable
-from scalelong.recipes import build_model
-from scalelong.recipes.conditions import NOTHING, conditioning_of
 from scalelong.runs import Run
 from scalelong.training import Display, Result
 
@@ -27,7 +28,7 @@ pytest.importorskip("torchmetrics")
 # Two blocks, the second of which is short.
 IMAGES = 300
 EVALUATED = (
-    *("data.heldout_count=1500", "training.steps=6", "sampling.sampler=ddim", "sampling.steps=2"),
+    *("data.validation_count=1500", "training.steps=6", "sampling.sampler=ddim", "sampling.steps=2"),
     *(f"evaluation.images={IMAGES}", "evaluation.weights=both", "evaluation.every=2", "evaluation.network=net.pt"),
 )
 SLOW = ("training.steps=2", "evaluation.weights=ema", "training.sample_every=1")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from run_cases import assert_same_run, final_tensors, in_processes, lasting_metrics, losses
 
-from scalelong.recipes import RecipeError, load_recipe
+from scalelong.config import RecipeError, load_recipe
 from scalelong.runs import Run
 
-PLAIN = ["training.eval_every=4", "optim.warmup_steps=2"]
+PLAIN = ["training.validate_every=4", "optim.warmup_steps=2"]
 SHARDED = [*PLAIN, "training.parallel=fsdp"]
 
 

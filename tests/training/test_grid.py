@@ -72,7 +72,7 @@ def test_a_finished_run_that_owes_no_grid_builds_nothing(
     overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_tiny(tmp_path, *overrides)
-    monkeypatch.setattr("scalelong.training.trainer.Trainer", None)
+    monkeypatch.setattr("scalelong.training.loop.Trainer", None)
     assert run_tiny(tmp_path, *overrides).trained == 0
 
 

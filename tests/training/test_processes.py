@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from scalelong.runs import read_metrics
 
-EVALUATED = ["training.eval_every=4", "optim.warmup_steps=2"]
+EVALUATED = ["training.validate_every=4", "optim.warmup_steps=2"]
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def test_all_processes_skip_a_step_that_is_non_finite_in_one_and_name_its_origin
 
 
 ALONE = {
-    "save": ("scalelong.files.Files.write_tensors", 0, "could not save the checkpoint of step 0"),
-    "lock": ("scalelong.runs.run.Run.locked", 0, "No space left on device"),
+    "save": ("scalelong.utils.atomic.Files.write_tensors", 0, "could not save the checkpoint of step 0"),
+    "lock": ("scalelong.runs.run_dir.Run.locked", 0, "No space left on device"),
     "tracker": ("accelerate.tracking.TensorBoardTracker.start", 0, "could not start tensorboard"),
     "log": ("scalelong.runs.metrics.MetricsLog.write", 0, "No space left on device"),
     "data": ("scalelong.data.loader.Batches.at", 1, "No space left on device"),

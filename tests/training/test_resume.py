@@ -17,7 +17,7 @@ from scalelong.training.signals import StopSignals
 KINDS = {
     "plain": (),
     "learned scaling, accumulated": ("scaling.method=ls", "training.grad_accumulation=2"),
-    "evaluated and sampled": ("training.eval_every=2", "training.sample_every=4", "training.log_every=3"),
+    "evaluated and sampled": ("training.validate_every=2", "training.sample_every=4", "training.log_every=3"),
 }
 
 UNET = (

@@ -17,12 +17,12 @@ from run_cases import make_trainer, run_tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from scalelong.guard.nonfinite import SpikeDetector
 from scalelong.runs import RunError, read_metrics
 from scalelong.training import Display
-from scalelong.training.guard import SpikeDetector
 
-TENSORBOARD = ("training.trackers=[tensorboard]", "training.eval_every=4")
-WANDB = ("training.trackers=[wandb]", "training.eval_every=4")
+TENSORBOARD = ("training.trackers=[tensorboard]", "training.validate_every=4")
+WANDB = ("training.trackers=[wandb]", "training.validate_every=4")
 
 Series = dict[str, list[tuple[int, float]]]
 
@@ -68,7 +68,7 @@ def test_tensorboard_has_the_numbers_and_steps_of_the_log(tmp_path: Path) -> Non
     found = scalars(tmp_path)
     assert found == series_of_metrics(tmp_path)
     assert [step for step, _ in found["loss"]] == list(range(1, 9))
-    assert [step for step, _ in found["heldout_loss_ema"]] == [4, 8]
+    assert [step for step, _ in found["validation_loss_ema"]] == [4, 8]
 
 
 def test_tensorboard_has_every_step_of_an_interrupted_run_once(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ import torch
 from run_cases import lasting_metrics, losses, make_trainer, run_tiny
 from torch import Tensor, nn
 
-from scalelong.recipes import build_model, build_process
+from scalelong.config import build_model, build_process
+from scalelong.guard.nonfinite import TrainingDiverged
 from scalelong.runs import Run, read_metrics
-from scalelong.sampling.pictures import tile
-from scalelong.training import Trainer, TrainingDiverged, due
+from scalelong.sampling.images import tile
+from scalelong.training import Trainer, due
 from scalelong.training.engine import check_engine
-from scalelong.training.heldout import HeldOut
 from scalelong.training.state import TrainState
+from scalelong.training.validation import Validation
 
 MODULE = "in_blocks.0.mlp.fc1"
 
@@ -133,38 +134,38 @@ def test_accumulated_parts_have_the_losses_of_the_whole_batch(tmp_path: Path) ->
 
 def test_the_same_recipe_gives_the_same_log_and_another_seed_another(tmp_path: Path) -> None:
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
-        run_tiny(tmp_path / name, f"seed={seed}", "training.eval_every=4")
+        run_tiny(tmp_path / name, f"seed={seed}", "training.validate_every=4")
     assert lasting_metrics(tmp_path / "same") == lasting_metrics(tmp_path / "one")
     assert losses(tmp_path / "other") != losses(tmp_path / "one")
 
 
-def test_training_lowers_the_held_out_loss_of_raw_and_averaged_weights(tmp_path: Path) -> None:
-    run_tiny(tmp_path, "training.steps=60", "training.eval_every=30", "optim.warmup_steps=5", "optim.lr=3e-3")
-    first, last = [line for line in lasting_metrics(tmp_path) if "heldout_loss" in line]
-    assert last["heldout_loss"] < first["heldout_loss"] < 1.2
-    assert last["heldout_loss_ema"] < first["heldout_loss_ema"] < 1.2
+def test_training_lowers_the_validation_loss_of_raw_and_ema_weights(tmp_path: Path) -> None:
+    run_tiny(tmp_path, "training.steps=60", "training.validate_every=30", "optim.warmup_steps=5", "optim.lr=3e-3")
+    first, last = [line for line in lasting_metrics(tmp_path) if "validation_loss" in line]
+    assert last["validation_loss"] < first["validation_loss"] < 1.2
+    assert last["validation_loss_ema"] < first["validation_loss_ema"] < 1.2
 
 
-def test_the_best_checkpoint_by_held_out_loss_is_kept(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, "training.eval_every=1", "training.checkpoint_every=1", "training.keep_last=1")
+def test_the_best_checkpoint_by_validation_loss_is_kept(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "training.validate_every=1", "training.checkpoint_every=1", "training.keep_last=1")
     values = iter([9.0, 9.0, 1.0, 1.0, *[5.0] * 12])
-    trainer.due.heldout.loss = lambda model: next(values)
+    trainer.due.validation.loss = lambda model: next(values)
     trainer.run()
     assert Run(tmp_path).checkpoints().steps() == [2, 8]
 
 
-def test_the_held_out_loss_does_not_depend_on_batches_or_processes(tmp_path: Path) -> None:
+def test_the_validation_loss_does_not_depend_on_batches_or_processes(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     config, model = trainer.config, build_model(trainer.config)
     data, process = trainer.batches.data, build_process(config.diffusion)
     parts: Any = (data, process, trainer.conditioning)
-    whole = HeldOut(*parts, seed=0, batch_size=len(data)).loss(model)
-    shares = [HeldOut(*parts, seed=0, batch_size=100, rank=rank, world=3).loss(model) for rank in range(3)]
+    whole = Validation(*parts, seed=0, batch_size=len(data)).loss(model)
+    shares = [Validation(*parts, seed=0, batch_size=100, rank=rank, world=3).loss(model) for rank in range(3)]
     # 1e-6: float32 sums in another order.
     assert sum(shares) == pytest.approx(whole, rel=1e-6)
 
 
-def test_no_rate_counts_the_time_of_a_held_out_loss_a_grid_or_a_checkpoint(
+def test_no_rate_counts_the_time_of_a_validation_loss_a_grid_or_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -177,9 +178,9 @@ def test_no_rate_counts_the_time_of_a_held_out_loss_a_grid_or_a_checkpoint(
         return call
 
     monkeypatch.setattr("scalelong.training.stopwatch.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    for place, name in ((HeldOut, "loss"), (due, "draw"), (TrainState, "save")):
+    for place, name in ((Validation, "loss"), (due, "draw"), (TrainState, "save")):
         monkeypatch.setattr(place, name, slow(getattr(place, name)))
-    run_tiny(tmp_path, "training.eval_every=2", "training.sample_every=2", "sampling.steps=1")
+    run_tiny(tmp_path, "training.validate_every=2", "training.sample_every=2", "sampling.steps=1")
     assert now[0] > 10_000
     assert [line["seconds"] for line in read_metrics(tmp_path / "metrics.jsonl") if "lr" in line] == [0.0] * 8
 
@@ -192,7 +193,7 @@ def test_the_learning_rate_warms_up_and_stays(tmp_path: Path) -> None:
 
 def test_training_leaves_the_global_random_state_as_it_was(tmp_path: Path) -> None:
     before = torch.get_rng_state()
-    run_tiny(tmp_path, "training.eval_every=4", "training.sample_every=8")
+    run_tiny(tmp_path, "training.validate_every=4", "training.sample_every=8")
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from scalelong.cli.commands import app
 
 DEEP = (
-    *("model.depth=12", "model.embed_dim=32", "model.num_heads=2", "data.heldout_count=10", "seed=1"),
+    *("model.depth=12", "model.embed_dim=32", "model.num_heads=2", "data.validation_count=10", "seed=1"),
     *("diffusion.prediction=epsilon", "scaling.method=none", "scaling.kappa=null", "optim.clip_norm=null"),
-    *("training.batch_size=16", "training.steps=32", "training.log_every=1", "training.eval_every=null"),
+    *("training.batch_size=16", "training.steps=32", "training.log_every=1", "training.validate_every=null"),
     *("training.sample_every=null", "training.monitor_every=1", "optim.warmup_steps=8"),
 )
 SENTENCE = re.compile(

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 
-from ..process import end_process, keep_freed_memory
+from ..utils.process import end_process, keep_freed_memory
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from .tables import count, print_line
 from .training import Overrides, run_errors
 
 if TYPE_CHECKING:
-    from ..comparison.plan import Plan
-    from ..comparison.runner import Ending
+    from ..compare.plan import Plan
+    from ..compare.runner import Ending
 
 COMPARE = """Train a recipe with several methods from the same start, on the same batches and noise, and compare them.
 
@@ -55,8 +55,8 @@ def compare(
 ) -> None:
     command = shlex.join(["scalelong", *sys.argv[1:]])
     with run_errors():
-        from ..comparison.plan import make_plan
-        from ..comparison.runner import compare as run_comparison
+        from ..compare.plan import make_plan
+        from ..compare.runner import compare as run_comparison
         from .comparing_display import choose_watcher
 
         plan = make_plan(
@@ -85,9 +85,9 @@ def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> lis
 
 
 def show_plan(plan: Plan, folder: Path, workers: int | None) -> None:
-    from ..comparison.estimate import estimate_seconds
-    from ..comparison.folder import check_plan
-    from ..comparison.runner import default_workers
+    from ..compare.estimate import estimate_seconds
+    from ..compare.folder import check_plan
+    from ..compare.runner import default_workers
     from ..training.display import clock
 
     check_plan(folder, plan)
@@ -98,7 +98,7 @@ def show_plan(plan: Plan, folder: Path, workers: int | None) -> None:
     print_line(
         f"{count(len(plan.runs), 'run')}: {count(len(plan.arms), 'arm')} × {count(len(plan.seeds), 'seed')} "
         f"({', '.join(map(str, plan.seeds))}), {count(plan.steps, 'step')} each; "
-        f"held-out loss every {training.eval_every}, checkpoint every {training.checkpoint_every}"
+        f"validation loss every {training.validate_every}, checkpoint every {training.checkpoint_every}"
     )
     print_line(f"{count(used, 'worker')}, about {clock(estimate_seconds(plan, used))}, in {folder}")
 

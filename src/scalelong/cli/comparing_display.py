@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..comparison.board import Board, RunState, Watcher
-from ..comparison.plan import PlannedRun
+from ..compare.board import Board, RunState, Watcher
+from ..compare.plan import PlannedRun
 from ..training.display import clock
 from .display import print_now
 
@@ -73,12 +73,12 @@ class LiveTable(Watcher):
 
 
 def progress_table(board: Board) -> Table:
-    """One row for each arm: a mark for every seed, how far they are, and the mean of their last held-out losses."""
+    """One row for each arm: a mark for every seed, how far they are, and the mean of their last validation losses."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, caption=overall(board))
     several = len({arm.setting for arm in board.plan.arms}) > 1
     for header in ("method", *(["setting"] if several else []), "seeds"):
         table.add_column(header, no_wrap=True)
-    for header in ("done", "held-out loss"):
+    for header in ("done", "validation loss"):
         table.add_column(header, justify="right", no_wrap=True)
     for arm in board.plan.arms:
         states = board.of_arm(arm)
@@ -102,4 +102,4 @@ def overall(board: Board) -> str:
 
 
 def loss_text(state: RunState) -> str:
-    return "" if state.loss is None else f", held-out loss {state.loss:.4f}"
+    return "" if state.loss is None else f", validation loss {state.loss:.4f}"

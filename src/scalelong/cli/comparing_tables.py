@@ -38,14 +38,14 @@ def verdict_line(pair: Results) -> str:
     if loss is None or loss["p"] is None:
         return f"- {pair['sentence']}"
     difference = f"{loss['difference']:+.4f} ± {(loss['high'] - loss['low']) / 2:.4f} (paired t, p = {loss['p']:.2g})"
-    return f"- {pair['sentence']} Final held-out loss {difference}."
+    return f"- {pair['sentence']} Final validation loss {difference}."
 
 
 def setting_table(results: Results, setting: str) -> Table:
     arms = [arm for arm in results["arms"] if arm["setting"] == setting]
     pairs = {pair["arm"]: pair for pair in results["comparisons"]}
     name = next((arm["fd_curve"]["name"] for arm in arms if arm["fd_curve"]), None)
-    headers = ["method", "held-out loss", *([name] if name else []), "speed-up, steps", "speed-up, seconds"]
+    headers = ["method", "validation loss", *([name] if name else []), "speed-up, steps", "speed-up, seconds"]
     table = make_table([*headers, "oscillation:\nfeatures", "\ngradients", "diverged"])
     for arm in arms:
         pair = pairs.get(arm["id"], {})

@@ -50,7 +50,7 @@ Size = Annotated[int | None, typer.Option(min=1, help="Pixels of a side; for a s
 Out = Annotated[Path, typer.Option(help="The folder of the file.")]
 Some = Annotated[int | None, typer.Option("--images", min=2, help="How many, spread evenly; all if not given.")]
 Images = Annotated[int, typer.Option("--images", min=20, help="How many to draw.")]
-Weights = Annotated[str, typer.Option(metavar="ema|raw|both", help="Averaged weights, or those of the last step.")]
+Weights = Annotated[str, typer.Option(metavar="ema|raw|both", help="EMA weights, or those of the last step.")]
 Statistics = Annotated[Path | None, typer.Option("--reference", help="An .npz; else that of the run's own data.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps of the solver; else the recipe's.")]
 Sampler = Annotated[str | None, typer.Option(help="The solver; else the recipe's.")]
@@ -70,14 +70,14 @@ def stats(
     out: Out = Path("statistics"),
 ) -> None:
     with evaluation_errors():
-        from ..data.prepare import Share
         from ..evaluation import build_reference, load_features, load_reference
+        from ..utils.distributed import Rank
         from .progress import shown_progress
 
         config = choose_data(data, overrides or [], size)
         with shown_progress() as show:
             path = build_reference(
-                config, load_features(network), images=images, folder=out, share=Share.here(), report=show
+                config, load_features(network), images=images, folder=out, rank=Rank.here(), report=show
             )
         if path is not None:
             found = load_reference(path)
@@ -99,8 +99,8 @@ def evaluate(
     compile: Compile = False,
 ) -> None:
     with evaluation_errors():
-        from ..data.prepare import Share
         from ..evaluation import Plan, evaluate_run
+        from ..utils.distributed import Rank
         from .progress import shown_progress
 
         given = {"steps": steps, "sampler": sampler, "guidance": guidance}
@@ -117,7 +117,7 @@ def evaluate(
         # Read before the figures are written: they may go to the same file.
         others = [] if compare is None else read_others(compare)
         with shown_progress() as report:
-            found = evaluate_run(run, plan, share=Share.here(), report=report, others=others)
+            found = evaluate_run(run, plan, rank=Rank.here(), report=report, others=others)
         if found:
             show(found, run)
         for one in found if others else []:
@@ -142,15 +142,15 @@ def read_others(path: Path) -> list[Evaluation]:
 
 def choose_data(name: str, overrides: list[str], size: int | None) -> DataConfig:
     """A recipe's data, or a source by itself if a size is given."""
+    from ..config import load_recipe
     from ..data import DataConfig
-    from ..recipes import load_recipe
 
     if size is None:
         return load_recipe(name, overrides).data
     if overrides:
         fail("--set changes a recipe, and --size is for a source without one: leave one of them out")
     # Held out of the same images without taking it away from them: statistics are of all.
-    return DataConfig(source=name, image_size=size, heldout_split="train", heldout_count=1)
+    return DataConfig(source=name, image_size=size, validation_split="train", validation_count=1)
 
 
 def choose_weights(weights: str) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ Examples:
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 To = Annotated[str, typer.Option(metavar="diffusers|uvit", help="Who is to load it.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write; inside the run's if not given.")]
-Weights = Annotated[str, typer.Option(metavar="ema|raw", help="The averaged weights, or those of the last step.")]
+Weights = Annotated[str, typer.Option(metavar="ema|raw", help="The EMA weights, or those of the last step.")]
 Push = Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to the Hugging Face hub as well.")]
 Private = Annotated[bool, typer.Option("--private", help="Keep the uploaded repository private.")]
 

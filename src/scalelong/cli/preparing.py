@@ -15,7 +15,8 @@ from .training import Overrides, run_errors
 
 if TYPE_CHECKING:
     from ..data import Progress
-    from ..data.prepare import Job, Prepared, Share
+    from ..data.prepare import Job, Prepared
+    from ..utils.distributed import Rank
 
 PREPARE = """Compute the latents and text features of a recipe once, so that training only reads them.
 
@@ -39,8 +40,8 @@ Processes = Annotated[int, typer.Option(min=1, help="How many work on it; each c
 
 def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, processes: Processes = 1) -> None:
     with run_errors():
-        job, share = plan_job(recipe, overrides or [], out)
-        if processes > 1 and share.world > 1:
+        job, rank = plan_job(recipe, overrides or [], out)
+        if processes > 1 and rank.world > 1:
             raise ValueError("a launcher has started several processes already: leave out --processes")
     with job_errors():
         from ..data.prepare import prepare as run_job
@@ -52,21 +53,22 @@ def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, proces
             if processes > 1:
                 prepared = prepare_together(job, processes, progress=progress)
             else:
-                prepared = run_job(job, share, progress=progress)
+                prepared = run_job(job, rank, progress=progress)
     if prepared is not None:
         report(prepared, training_command(recipe, overrides or [], out))
 
 
-def plan_job(recipe: str, overrides: list[str], out: Path | None) -> tuple[Job, Share]:
+def plan_job(recipe: str, overrides: list[str], out: Path | None) -> tuple[Job, Rank]:
     """What is to be done, and which part of it is this process's."""
-    from ..data.prepare import Job, Share
+    from ..config import load_recipe
+    from ..data.prepare import Job
     from ..data.prepared import prepared_folder
-    from ..recipes import load_recipe
+    from ..utils.distributed import Rank
 
     config = load_recipe(recipe, overrides)
     folder = out or prepared_folder(config.name, config.data, config.text, config.latents)
     classes = None if config.labels is None else config.labels.classes
-    return Job(config.data, config.text, config.latents, folder, classes), Share.here()
+    return Job(config.data, config.text, config.latents, folder, classes), Rank.here()
 
 
 @contextmanager
@@ -89,7 +91,7 @@ def training_command(recipe: str, overrides: list[str], out: Path | None) -> str
 
 
 def report(prepared: Prepared, command: str) -> None:
-    from ..files import human_size
+    from ..utils.atomic import human_size
 
     rows = prepared.rows
     if prepared.broken:
@@ -99,6 +101,6 @@ def report(prepared: Prepared, command: str) -> None:
         if more > 0:
             typer.echo(f"  and {more} more, which index.json names")
     typer.echo(
-        f"finished: {prepared.folder}, {rows['train']} rows to train on and {rows['heldout']} held out, "
+        f"finished: {prepared.folder}, {rows['train']} rows to train on and {rows['validation']} held out, "
         f"{human_size(prepared.bytes)}. To train: {command}"
     )

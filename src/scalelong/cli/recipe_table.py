@@ -13,7 +13,7 @@ from rich.text import Text
 from .tables import natural_width
 
 if TYPE_CHECKING:
-    from ..recipes import RecipeSummary
+    from ..config import RecipeSummary
 
 
 def print_recipes(summaries: Sequence[RecipeSummary]) -> None:

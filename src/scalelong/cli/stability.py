@@ -14,10 +14,10 @@ from .tables import print_line
 from .training import Overrides, run_errors
 
 if TYPE_CHECKING:
-    from ..recipes import Config
-    from ..stability import KappaAdvice
-    from ..stability.probe import Probe
-    from ..stability.verify import Check
+    from ..compare.kappa_trials import Probe
+    from ..config import Config
+    from ..kappa.advisor import KappaAdvice
+    from ..theory.verify import Check
 
 THEORY = """Verify the paper's theory numerically on the UNet it analyses, and draw what was found.
 
@@ -32,7 +32,7 @@ Examples:
 KAPPA = """Recommend κ for a recipe, from its own data, schedule and network.
 
 Measures the size of the target beside the input, solves the band of κ for the network's number of skips, and measures
-the block gain. With --probe short matched runs over the band are judged by their held-out loss.
+the block gain. With --probe short matched runs over the band are judged by their validation loss.
 
 \b
 Examples:
@@ -53,9 +53,9 @@ def theory(
     with needs_extra("report"):
         import matplotlib  # noqa: F401  # Asked for before minutes of work are spent.
     with run_errors():
-        from ..stability.theory_figures import draw_theory
-        from ..stability.verify import FULL, QUICK, verify_theory
-        from ..stability.verify_inputs import measure_datasets, verify_inputs
+        from ..theory.figures import draw_theory
+        from ..theory.verify import FULL, QUICK, verify_theory
+        from ..theory.verify_inputs import measure_datasets, verify_inputs
 
         datasets = measure_datasets(cifar10, seed=seed)
         found = verify_theory(QUICK if quick else FULL, seed=seed)
@@ -109,8 +109,8 @@ def kappa(
         with needs_extra("report"):
             import matplotlib  # noqa: F401
     with run_errors():
-        from ..recipes import load_recipe
-        from ..stability.recipe import advise_recipe
+        from ..config import load_recipe
+        from ..kappa.recipe import advise_recipe
 
         config = load_recipe(recipe, overrides or [])
         advice = advise_recipe(config)
@@ -118,7 +118,7 @@ def kappa(
             folder = out or Path("runs") / f"{config.name}-probe"
             advice = with_probe(advice, config, folder, probe_steps, quiet=json)
         if figure is not None:
-            from ..stability.kappa_figure import draw_advice
+            from ..kappa.figure import draw_advice
 
             draw_advice(advice, figure)
     if json:
@@ -129,7 +129,7 @@ def kappa(
 
 
 def with_probe(advice: KappaAdvice, config: Config, folder: Path, steps: int | None, *, quiet: bool) -> KappaAdvice:
-    from ..stability.probe import probe_kappas, spread_over
+    from ..compare.kappa_trials import probe_kappas, spread_over
     from ..training.display import Silent
     from .display import choose_display
 
@@ -158,10 +158,10 @@ def command_for(advice: KappaAdvice, recipe: str, overrides: list[str]) -> str:
 
 
 def print_probe(probe: Probe) -> None:
-    from ..stability.probe import WARNING
+    from ..compare.kappa_trials import WARNING
 
     for scores in probe.rounds:
-        print_line(f"probe, {scores[0].steps} steps: held-out loss")
+        print_line(f"probe, {scores[0].steps} steps: validation loss")
         for score in scores:
             behind = "" if score is scores[0] else f", behind by {score.behind:.4f} ± {score.behind_error:.4f}"
             loss = "diverged" if score.diverged else f"{score.loss:.4f} ± {score.standard_error:.4f}{behind}"

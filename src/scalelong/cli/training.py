@@ -14,7 +14,7 @@ from ..diffusion import SAMPLERS
 from .errors import fail, is_first_process, needs_extra, user_errors
 
 if TYPE_CHECKING:
-    from ..recipes import Config
+    from ..config import Config
     from ..training import Result
 
 TRAIN = """Train a recipe; the same command again, or --out alone, goes on where the run was stopped.
@@ -61,8 +61,8 @@ Out = Annotated[Path | None, typer.Option(help="The run's folder; runs/<recipe>-
 Resume = Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to begin; PATH is a checkpoint.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile first, once per size of batch; faster then.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop; nothing is written.")]
-Weights = Annotated[str, typer.Option(metavar="ema|raw", help="The averaged weights, or those of the last step.")]
-Which = Annotated[str, typer.Option("--checkpoint", metavar="last|best|STEP", help="best = lowest held-out loss.")]
+Weights = Annotated[str, typer.Option(metavar="ema|raw", help="The EMA weights, or those of the last step.")]
+Which = Annotated[str, typer.Option("--checkpoint", metavar="last|best|STEP", help="best = lowest validation loss.")]
 # Image k has the seed `seed + k`, and generators take those below 2^64.
 LARGEST_SEED = 2**63
 
@@ -71,8 +71,8 @@ LARGEST_SEED = 2**63
 def run_errors() -> Iterator[None]:
     """What may go wrong in a run without being a mistake in the program: one line."""
     with needs_extra("train"):
+        from ..guard.nonfinite import TrainingDiverged
         from ..runs import CheckpointError
-        from ..training import TrainingDiverged
     try:
         with user_errors():
             yield
@@ -98,7 +98,7 @@ def train(
 
         monitor = None
         if config.training.monitor_every is not None:
-            from ..stability.monitor import SkipMonitor as monitor
+            from ..monitor.monitor import SkipMonitor as monitor
         evaluate = None
         if config.evaluation.every is not None:
             evaluate = open_evaluator
@@ -119,7 +119,7 @@ def open_evaluator(*arguments: Any, **options: Any) -> Any:
 
 def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) -> Config:
     """The recipe that was named; else that of the run in the folder; else digits."""
-    from ..recipes import load_recipe
+    from ..config import load_recipe
     from ..runs import Run
 
     if recipe is None and out is not None and Run(out).exists:
@@ -128,7 +128,7 @@ def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) ->
 
 
 def show_plan(config: Config, folder: Path, resume: str) -> None:
-    from ..recipes import summarise, to_yaml
+    from ..config import summarise, to_yaml
     from ..runs import Run, find_start
 
     start, summary = find_start(Run(folder), config, resume), summarise(config)
@@ -172,7 +172,7 @@ def sample(
     with run_errors():
         if weights not in ("ema", "raw"):
             raise ValueError(f"--weights is ema or raw, not {weights!r}")
-        from ..sampling import Wish, sample_run
+        from ..sampling import SampleRequest, sample_run
         from .progress import shown_progress
 
         with shown_progress() as show:
@@ -182,7 +182,7 @@ def sample(
                 steps=steps,
                 sampler=sampler,
                 guidance=guidance,
-                wish=Wish(label, prompt),
+                wish=SampleRequest(label, prompt),
                 seed=seed,
                 weights="ema" if weights == "ema" else "raw",
                 checkpoint=checkpoint,
@@ -197,7 +197,7 @@ def sample(
 
 def recipes() -> None:
     with run_errors():
-        from ..recipes import recipe_summaries
+        from ..config import recipe_summaries
         from .recipe_table import print_recipes
 
         print_recipes(recipe_summaries())

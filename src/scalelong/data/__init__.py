@@ -3,7 +3,7 @@
 from .config import DataConfig
 from .examples import BatchSource, Examples, Picked, caption_of
 from .images import DataError, ImageData, ImageSet, Progress, load_images
-from .loader import Batch, BatchDraws, Batches, BatchOrder, keyed_generator
+from .loader import Batch, BatchDraws, Batches, BatchOrder
 from .stream_data import StreamData, load_stream, open_batches
 from .streaming import StreamBatches
 from .streams import ImageStream
@@ -25,7 +25,6 @@ __all__ = [
     "StreamBatches",
     "StreamData",
     "caption_of",
-    "keyed_generator",
     "load_images",
     "load_stream",
     "open_batches",

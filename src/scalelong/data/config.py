@@ -32,10 +32,10 @@ class DataConfig(BaseModel):
     caption_column: str | None = None
     """A text in each row, or several, of which one is drawn at each step; null = no captions."""
     train_split: str = "train"
-    heldout_split: str | None = None
-    """null = the held-out images are taken out of the training split."""
-    heldout_count: int = Field(default=512, gt=0)
-    """How many images the held-out loss is measured on, spread evenly over their split; in streamed parquet files and
+    validation_split: str | None = None
+    """null = the validation images are taken out of the training split."""
+    validation_count: int = Field(default=512, gt=0)
+    """How many images the validation loss is measured on, spread evenly over their split; in streamed parquet files and
     tars, whose rows are not counted beforehand, the first ones."""
     streaming: bool = False
     """false: every image is decoded once and kept in memory. true: they are read and decoded while training."""

@@ -21,7 +21,7 @@ from .tables import Table
 # By dotted name; None = not known here.
 Facts = dict[str, str | int | None]
 
-PARTS = ("train", "heldout")
+PARTS = ("train", "validation")
 SAMPLED_PICTURES = 16
 
 # A hash says more than the name beside it: the same contents may lie somewhere else.
@@ -35,7 +35,7 @@ CONTENTS = {
 
 def asked(data: DataConfig, text: TextConfig | None, latents: LatentConfig | None) -> Facts:
     """The keys of a recipe that change what is prepared; latents are stored unscaled, so the scale is none of them."""
-    keys = ["source", "train_split", "heldout_split", "heldout_count"]
+    keys = ["source", "train_split", "validation_split", "validation_count"]
     # Only where there is one, so that folders keep the names they had before there were any.
     keys += [] if data.config is None else ["config"]
     if text is not None:

@@ -50,7 +50,7 @@ class ImageData:
     """The images to train on and those held out; no image is in both."""
 
     train: ImageSet
-    heldout: ImageSet
+    validation: ImageSet
 
 
 def load_images(config: DataConfig, *, classes: int | None = None, progress: Progress | None = None) -> ImageData:
@@ -59,28 +59,30 @@ def load_images(config: DataConfig, *, classes: int | None = None, progress: Pro
     With `classes`, labels must lie in 0 … classes - 1. Images that cannot be read are left out with their labels and
     captions, and named in a warning; more than 1 % of them are an error.
 
-    >>> data = load_images(DataConfig(source="sklearn:digits", image_size=8, channels=1, heldout_count=97))
-    >>> data.train.images.shape, data.heldout.images.shape
+    >>> data = load_images(DataConfig(source="sklearn:digits", image_size=8, channels=1, validation_count=97))
+    >>> data.train.images.shape, data.validation.images.shape
     (torch.Size([1700, 1, 8, 8]), torch.Size([97, 1, 8, 8]))
     """
     parts = [(narrow(table, config), rows) for table, rows in choose_rows(config)]
     plans = [plan_rows(table, rows, config, classes) for table, rows in parts]
     broken, total = BrokenImages(config.source), sum(len(plan.names) for plan in plans)
     report = counter(total, progress)
-    train, heldout = (decode_plan(plan, config, broken, report) for plan in plans)
+    train, validation = (decode_plan(plan, config, broken, report) for plan in plans)
     broken.check(total)
     broken.report(total)
-    return ImageData(train, heldout)
+    return ImageData(train, validation)
 
 
 def choose_rows(config: DataConfig) -> list[tuple[Table, Sequence[int]]]:
     """The rows to train on and those held out, each with its table."""
     tables = open_tables(config.source, config.config)
     train = not_empty(pick_split(tables, config.train_split, "train_split"), config.train_split, "train_split")
-    if config.heldout_split is None:
+    if config.validation_split is None:
         return divide(train, config)
-    other = not_empty(pick_split(tables, config.heldout_split, "heldout_split"), config.heldout_split, "heldout_split")
-    return [(train, range(len(train))), (other, spread(len(other), config.heldout_count))]
+    other = not_empty(
+        pick_split(tables, config.validation_split, "validation_split"), config.validation_split, "validation_split"
+    )
+    return [(train, range(len(train))), (other, spread(len(other), config.validation_count))]
 
 
 def not_empty(table: Table, name: str, key: str) -> Table:
@@ -90,16 +92,16 @@ def not_empty(table: Table, name: str, key: str) -> Table:
 
 
 def divide(table: Table, config: DataConfig) -> list[tuple[Table, Sequence[int]]]:
-    """One table as training and held-out rows."""
-    if config.heldout_count >= len(table):
-        raise too_few(config.heldout_count, len(table))
-    held = spread(len(table), config.heldout_count)
+    """One table as training and validation rows."""
+    if config.validation_count >= len(table):
+        raise too_few(config.validation_count, len(table))
+    held = spread(len(table), config.validation_count)
     kept = sorted(set(range(len(table))) - set(held))
     return [(table, kept), (table, held)]
 
 
-def too_few(heldout: int, size: int) -> DataError:
-    return DataError(f"data.heldout_count: holding out {heldout} of {size} images leaves none to train on")
+def too_few(validation: int, size: int) -> DataError:
+    return DataError(f"data.validation_count: holding out {validation} of {size} images leaves none to train on")
 
 
 def spread(size: int, count: int) -> Sequence[int]:

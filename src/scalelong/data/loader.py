@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
+from ..utils.rng import keyed_generator
 from .examples import Examples, Picked
 
 
@@ -95,12 +95,6 @@ class BatchOrder:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[epoch] = torch.randperm(self.size, generator=keyed_generator(self.seed, "epoch", epoch))
         return self._epochs[epoch]
-
-
-def keyed_generator(seed: int, purpose: str, number: int) -> Generator:
-    """A generator whose stream is a function of the key; neighbouring keys give unrelated streams."""
-    digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
-    return Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ and by one thread. So neither kills nor the number of processes can be seen in t
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..utils.distributed import SINGLE, Rank
 from .broken import BrokenImages
 from .config import DataConfig
 from .config_encoders import LatentConfig, TextConfig
@@ -39,18 +39,6 @@ class Job:
     shard_rows: int = SHARD_ROWS
 
 
-class Share(NamedTuple):
-    """One process's part of some work: that whose number is `rank` modulo `world`."""
-
-    rank: int = 0
-    world: int = 1
-
-    @classmethod
-    def here(cls) -> Share:
-        """That of this process, as torchrun and accelerate say it."""
-        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-
-
 @dataclass(frozen=True)
 class Prepared:
     """What is in the folder in the end: rows by part, and the images that could not be read, with the reasons."""
@@ -59,9 +47,6 @@ class Prepared:
     rows: dict[str, int]
     bytes: int
     broken: tuple[str, ...]
-
-
-WHOLE = Share()
 
 
 class Task(NamedTuple):
@@ -78,7 +63,7 @@ def alone() -> bool:
 
 
 def prepare(
-    job: Job, share: Share = WHOLE, *, progress: Progress | None = None, others: Callable[[], bool] = alone
+    job: Job, rank: Rank = SINGLE, *, progress: Progress | None = None, others: Callable[[], bool] = alone
 ) -> Prepared | None:
     """Prepare what is not prepared yet; finished shards are verified and kept.
 
@@ -86,8 +71,8 @@ def prepare(
     `others` is called now and then; it says whether the rest is still at work, and raises if one failed.
     """
     work = Work(job, progress, others)
-    work.run(share)
-    return work.finish() if share.rank == 0 else work.leave(share)
+    work.run(rank)
+    return work.finish() if rank.index == 0 else work.leave(rank)
 
 
 class Work:
@@ -108,17 +93,17 @@ class Work:
         self.encoder: ShardEncoder | None = None
         self.entries: dict[str, Entry] = {}
 
-    def run(self, share: Share) -> None:
+    def run(self, rank: Rank) -> None:
         """Make the shards of one process, except those that are finished and whole."""
         with repeatable():
-            for task in self.tasks[share.rank :: share.world]:
+            for task in self.tasks[rank.index :: rank.world]:
                 self.others()
                 done = self._report_finished()
                 if self.index.entries is None:
                     # The first process may have finished the job meanwhile, and put all entries there.
                     self.index = self.folder.index() or self.index
                 entry = self.folder.verified(task.name, self.index)
-                self.entries[task.name] = entry or self._make(task, share.rank, done)
+                self.entries[task.name] = entry or self._make(task, rank.index, done)
                 if entry is not None:
                     self._add_broken(entry)
 
@@ -134,9 +119,9 @@ class Work:
         self.progress(self.total, self.total)
         return self._result(entries)
 
-    def leave(self, share: Share) -> None:
+    def leave(self, rank: Rank) -> None:
         """The end of a process that is not the first."""
-        self.folder.tidy([task.name for task in self.tasks[share.rank :: share.world]])
+        self.folder.tidy([task.name for task in self.tasks[rank.index :: rank.world]])
 
     def _make(self, task: Task, rank: int, done: int) -> Entry:
         self.encoder = self.encoder or ShardEncoder(self.job.text, self.job.latents, rank)

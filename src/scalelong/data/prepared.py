@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..files import Damaged, import_safetensors, verify_file
+from ..utils.atomic import Damaged, import_safetensors, verify_file
+from ..utils.rng import keyed_generator
 from .config import DataConfig
 from .config_encoders import LatentConfig, TextConfig
 from .encoders import draw_latents
@@ -19,7 +20,6 @@ from .errors import DataError
 from .examples import Picked, caption_of
 from .facts import PARTS, Facts, asked, encoder_hashes, known_source_facts, short_hash
 from .images import ImageData, ImageSet
-from .loader import keyed_generator
 from .prepared_folder import EMPTY, Entry, PreparedFolder
 from .shard_content import key_of
 
@@ -33,7 +33,7 @@ class PreparedData:
     """The examples to train on, those held out, and the feature of the empty caption. Shape: empty_text (L, D)."""
 
     train: PreparedSet
-    heldout: PreparedSet
+    validation: PreparedSet
     empty_text: Tensor | None
 
 
@@ -59,12 +59,12 @@ def open_prepared(
     store = PreparedFolder(folder)
     entries = checked_entries(store, now)
     scale = None if latents is None else latents.scale
-    pixels = (None, None) if images is None else (images.train, images.heldout)
-    train, heldout = (
+    pixels = (None, None) if images is None else (images.train, images.validation)
+    train, validation = (
         PreparedSet(Shards(store, entries, part), scale=scale, images=own)
         for part, own in zip(PARTS, pixels, strict=True)
     )
-    return PreparedData(train, heldout, None if text is None else mapped(store.shard(EMPTY))["text"][0].float())
+    return PreparedData(train, validation, None if text is None else mapped(store.shard(EMPTY))["text"][0].float())
 
 
 def checked_entries(store: PreparedFolder, now: Facts) -> dict[str, Entry]:

@@ -3,7 +3,7 @@
     index.json                   what was asked for and found; when all is done, every file with its SHA-256
     train-00000.safetensors      some rows
     train-00000.json             the entry of that file, until the index has it
-    heldout-00000.safetensors
+    validation-00000.safetensors
     empty.safetensors            the features of the empty caption
 
 Every file is written under a temporary name, synced and renamed.
@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..files import Damaged, Files, describe, to_json, verify_file, write_whole
+from ..utils.atomic import Damaged, Files, atomic_write, describe, to_json, verify_file
 from .errors import DataError
 from .facts import Facts, difference
 
@@ -89,7 +89,7 @@ class PreparedFolder:
 
     def add(self, name: str, tensors: Mapping[str, Tensor], *, rows: int, broken: Mapping[str, str]) -> Entry:
         """Write a shard, and then that it is finished."""
-        write_whole(self.shard(name), lambda path: Files().write_tensors(path, tensors))
+        atomic_write(self.shard(name), lambda path: Files().write_tensors(path, tensors))
         entry = Entry(*describe(self.shard(name)), rows, dict(broken))
         self._write_signed(self._entry_file(name), asdict(entry))
         return entry
@@ -145,7 +145,7 @@ class PreparedFolder:
         self._write_signed(self.path / INDEX, {"format": FORMAT, "facts": facts, "entries": plain})
 
     def _write_signed(self, path: Path, content: dict[str, Any]) -> None:
-        write_whole(path, lambda temporary: Files().write_bytes(temporary, signed(content)))
+        atomic_write(path, lambda temporary: Files().write_bytes(temporary, signed(content)))
 
 
 def signed(content: dict[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..files import sha256_of
+from ..utils.atomic import sha256_of
 from .errors import DataError, first_line
 
 PACKAGE = "package:"

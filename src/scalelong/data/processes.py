@@ -10,15 +10,16 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 
+from ..utils.distributed import Rank
 from .errors import DataError
 from .images import Progress
-from .prepare import Job, Prepared, Share, prepare
+from .prepare import Job, Prepared, prepare
 
 
 def prepare_together(job: Job, processes: int, *, progress: Progress | None = None) -> Prepared:
     """`prepare` by so many processes, of which this is the first."""
     with started(job, processes) as others:
-        prepared = prepare(job, Share(0, processes), progress=progress, others=others)
+        prepared = prepare(job, Rank(0, processes), progress=progress, others=others)
     assert prepared is not None, "this is the first process"
     return prepared
 
@@ -29,8 +30,8 @@ def started(job: Job, processes: int) -> Iterator[Callable[[], bool]]:
     # Not forked: the libraries may hold threads and locks by now.
     context = multiprocessing.get_context("spawn")
     errors: SimpleQueue[str] = context.SimpleQueue()
-    shares = [Share(rank, processes) for rank in range(1, processes)]
-    others = [context.Process(target=take_share, args=(job, share, errors), daemon=True) for share in shares]
+    ranks = [Rank(rank, processes) for rank in range(1, processes)]
+    others = [context.Process(target=take_part, args=(job, rank, errors), daemon=True) for rank in ranks]
     for other in others:
         other.start()
 
@@ -53,11 +54,11 @@ def at_work(others: Sequence[BaseProcess], errors: SimpleQueue[str]) -> bool:
     return None in codes
 
 
-def take_share(job: Job, share: Share, errors: SimpleQueue[str]) -> None:
+def take_part(job: Job, rank: Rank, errors: SimpleQueue[str]) -> None:
     """What a started process does; Ctrl-C is for the one that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        prepare(job, share, others=leave_with_parent)
+        prepare(job, rank, others=leave_with_parent)
     except (ValueError, OSError, ImportError) as error:
         errors.put(str(error))
         sys.exit(2)

@@ -35,11 +35,11 @@ def open_batches(
     if config.streaming:
         streamed = load_stream(config, classes=classes)
         batches = StreamBatches(streamed.train, draws, flip=config.flip, rank=rank, world=world, device=device)
-        return batches, streamed.heldout
+        return batches, streamed.validation
     data = load_images(config, classes=classes, progress=progress)
     order = BatchOrder(len(data.train), draws.batch_size, draws.seed)
     batches = Batches(data.train, order, flip=config.flip, rank=rank, world=world, device=device)
-    return batches, data.heldout
+    return batches, data.validation
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StreamData:
     """A stream of images to train on, and those held out, in memory; no image is in both."""
 
     train: ImageStream
-    heldout: ImageSet
+    validation: ImageSet
 
 
 def load_stream(config: DataConfig, *, classes: int | None = None) -> StreamData:
@@ -55,21 +55,23 @@ def load_stream(config: DataConfig, *, classes: int | None = None) -> StreamData
 
     Labels and captions are checked at once if the source is local, save those of tars, and else as they are read.
 
-    >>> data = load_stream(DataConfig(source="sklearn:digits", image_size=8, channels=1, heldout_count=97))
-    >>> len(data.train.shards), data.heldout.images.shape
+    >>> data = load_stream(DataConfig(source="sklearn:digits", image_size=8, channels=1, validation_count=97))
+    >>> len(data.train.shards), data.validation.images.shape
     (1797, torch.Size([97, 1, 8, 8]))
     """
     splits = open_shards(config.source, config.config)
     train = narrow(pick_split(splits, config.train_split, "train_split"), config)
-    if config.heldout_split is None:
-        rows, held = hold_out(train, config.heldout_count)
+    if config.validation_split is None:
+        rows, held = hold_out(train, config.validation_count)
         if not has_more(train, held):
-            raise too_few(config.heldout_count, len(rows))
+            raise too_few(config.validation_count, len(rows))
         stream = other = ImageStream(train, config, classes, held)
     else:
         stream = ImageStream(train, config, classes)
-        other = ImageStream(narrow(pick_split(splits, config.heldout_split, "heldout_split"), config), config, classes)
-        rows, _ = hold_out(other.shards, config.heldout_count)
+        other = ImageStream(
+            narrow(pick_split(splits, config.validation_split, "validation_split"), config), config, classes
+        )
+        rows, _ = hold_out(other.shards, config.validation_count)
     check_whole(stream)
     return StreamData(stream, decode_rows(other, rows))
 
@@ -108,7 +110,7 @@ def decode_rows(stream: ImageStream, rows: list[tuple[str, Raw]]) -> ImageSet:
     """Rows of a stream as a set in memory."""
     config, names = stream.config, [name for name, _ in rows]
     if not rows:
-        raise DataError(f"data.heldout_split: the split {config.heldout_split!r} is empty")
+        raise DataError(f"data.validation_split: the split {config.validation_split!r} is empty")
     sides = stream.sides(names, [raw for _, raw in rows])
     broken = BrokenImages(config.source)
     plan = Plan(names, (raw[config.image_column] for _, raw in rows), sides)

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from ..utils.rng import keyed_generator
 from .columns import Captions, Sides, read_sides
 from .config import DataConfig
 from .decoding import row_name
 from .errors import DataError
-from .loader import keyed_generator
 from .shards import Shards
 from .tables import Raw
 

@@ -1,7 +1,7 @@
 """Diffusion: noise schedules, the process that noises and scores, and samplers."""
 
 from .process import DiffusionProcess, Loss, Prediction
-from .sampling import SAMPLERS, noise_predictor, sample, to_uint8
+from .samplers import SAMPLERS, noise_predictor, sample, to_uint8
 from .schedule import (
     SCHEDULES,
     CosineSchedule,

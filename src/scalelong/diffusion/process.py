@@ -62,7 +62,7 @@ class DiffusionProcess:
     def stratified_times(self, count: int, generator: torch.Generator, *, device: torch.device | str = "cpu") -> Tensor:
         """Uniform times, one in each of `count` equal parts of the range, in random order. Shape: (count,).
 
-        They make a held-out loss comparable between evaluations; any slice of them still spans the range.
+        They make a validation loss comparable between evaluations; any slice of them still spans the range.
         """
         order = torch.randperm(count, generator=generator, device=generator.device)
         within = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)

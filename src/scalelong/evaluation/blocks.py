@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data.prepare import WHOLE, Share
 from ..data.prepared_folder import Index, PreparedFolder
-from ..files import read_tensors
-from ..sampling.folder import Progress
+from ..sampling.sample_folder import Progress
+from ..utils.atomic import read_tensors
+from ..utils.distributed import SINGLE, Rank
 from .statistics import Facts
 
 # A multiple of what is drawn at once, so that no image is drawn in another batch than it would be alone.
@@ -48,19 +48,19 @@ class Blocks:
         sizes = [len(block) for block in self.ranges]
         return [f"block-{number:05d}{'' if size == BLOCK else f'-{size}'}" for number, size in enumerate(sizes)]
 
-    def compute(self, share: Share = WHOLE) -> Tensor | None:
+    def compute(self, rank: Rank = SINGLE) -> Tensor | None:
         """All features, in the first process, which waits for the others; None in those. Shape: (N, D), float32."""
-        return torch.cat(list(self.parts())) if self.fill(share) else None
+        return torch.cat(list(self.parts())) if self.fill(rank) else None
 
     def parts(self) -> Iterator[Tensor]:
         """The features of one block after another, once all are there. Shape: (B, D), float32."""
         store = PreparedFolder(self.folder)
         return (read_tensors(store.shard(name))["features"] for name in self.names)
 
-    def fill(self, share: Share = WHOLE) -> bool:
+    def fill(self, rank: Rank = SINGLE) -> bool:
         """Compute what is missing of this process's share; the first one waits for the others, and says that all is."""
-        own = range(share.rank, len(self.names), share.world)
-        if share.rank and not own:
+        own = range(rank.index, len(self.names), rank.world)
+        if rank.index and not own:
             return False  # The folder may be gone by now.
         store = PreparedFolder(self.folder)
         index = store.begin(self.facts)
@@ -70,7 +70,7 @@ class Blocks:
             done = self._report(store, index)
             if store.verified(self.names[number], index) is None:
                 self._add(store, number, done)
-        if share.rank:
+        if rank.index:
             return False
         while self._report(store, index) < self.count:
             time.sleep(POLL_SECONDS)

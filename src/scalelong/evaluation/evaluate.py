@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..config.schema import Config, Weights
 from ..data.facts import short_hash
-from ..data.prepare import WHOLE, Share
-from ..devices import best_device, check_compiler
-from ..recipes.conditions import Conditioning
-from ..recipes.config import Config, Weights
+from ..diffusion.guidance import Conditioning
 from ..runs.choice import choose_checkpoint
 from ..runs.manifest import Checkpoint
-from ..runs.network import load_network, weights_digest
-from ..runs.run import Run
-from ..sampling.draw import Artist, Conditions, Wish, conditions_of, with_sampling
+from ..runs.model import load_network, weights_digest
+from ..runs.run_dir import Run
+from ..sampling.sample_run import Conditions, Sampler, SampleRequest, conditions_of, with_sampling
+from ..utils.device import best_device, check_compiler
+from ..utils.distributed import SINGLE, Rank
 from .blocks import BLOCK, Blocks
 from .facts import check_reference, describe_sampler, network_facts, result_facts
 from .feature_network import EFFICIENTNET, FeatureNetwork
@@ -47,7 +47,7 @@ class Plan:
     compile: bool = False
     """Draw with compiled code; its images may be a grey level apart, and are not mixed or compared with others."""
     checkpoint: str | int = "last"
-    """last, best (by held-out loss) or a step."""
+    """last, best (by validation loss) or a step."""
 
 
 def evaluate_network(
@@ -64,12 +64,13 @@ def evaluate_network(
 ) -> Evaluation:
     """Evaluate a network in eval mode, in memory and in this process alone.
 
-    `granted` is what `conditions_of(config, Wish())` gives: for captions it opens the data, so keep it between calls.
+    `granted` is what `conditions_of(config, SampleRequest())` gives: for captions it opens the data, so keep it between
+    calls.
     The figures are those of `evaluate_run` with as many images and the same seed.
     """
     check_libraries()
     check_reference(reference, network)
-    artist = Artist(model, config, *(granted or conditions_of(config, Wish())), seed)
+    artist = Sampler(model, config, *(granted or conditions_of(config, SampleRequest())), seed)
     blocks = (range(start, min(start + BLOCK, images)) for start in range(0, images, BLOCK))
     features = torch.cat([features_of(artist, network, block) for block in blocks])
     facts = result_facts(config, network, reference, images)
@@ -77,7 +78,7 @@ def evaluate_network(
 
 
 def features_of(
-    artist: Artist, network: FeatureNetwork, numbers: range, told: Callable[[float], None] = lambda share: None
+    artist: Sampler, network: FeatureNetwork, numbers: range, told: Callable[[float], None] = lambda share: None
 ) -> Tensor:
     """Of the images of these numbers. Shape: (len(numbers), D)."""
     return network(artist.images(numbers, told))
@@ -87,7 +88,7 @@ def evaluate_run(
     folder: str | Path,
     plan: Plan,
     *,
-    share: Share = WHOLE,
+    rank: Rank = SINGLE,
     report: Report = unseen,
     others: Sequence[Evaluation] = (),
 ) -> list[Evaluation]:
@@ -96,14 +97,14 @@ def evaluate_run(
     `others` are what the figures shall be compared with: if they cannot be, it raises before an image is drawn.
     """
     job = Job.open(Path(folder), plan)
-    reference = job.reference(share, report)
+    reference = job.reference(rank, report)
     facts = None if reference is None else job.facts(reference)
     if facts is not None and others:
         for weights in plan.weights:
             check_comparable(counterpart(facts, weights, others).facts, facts)
     found = []
     for weights in plan.weights:
-        features = job.features(weights, share, report)
+        features = job.features(weights, rank, report)
         if features is not None and reference is not None and facts is not None:
             which = {"step": job.checkpoint.step, "weights": weights, "seed": plan.seed}
             found.append(measure(features, reference, job.network, facts, **which))
@@ -132,9 +133,9 @@ class Job:
         config = with_sampling(run.config(), **(plan.sampling or {}))
         return cls(run, plan, config, choose_checkpoint(run, plan.checkpoint), load_features(plan.network))
 
-    def reference(self, share: Share, report: Report) -> Reference | None:
+    def reference(self, rank: Rank, report: Report) -> Reference | None:
         """What images are compared with; None in a process that only helps to make it."""
-        file = self.plan.reference or build_reference(self.config.data, self.network, share=share, report=report)
+        file = self.plan.reference or build_reference(self.config.data, self.network, rank=rank, report=report)
         if file is None:
             return None
         reference = load_reference(file)
@@ -144,9 +145,9 @@ class Job:
     def facts(self, reference: Reference) -> Facts:
         return result_facts(self.config, self.network, reference, self.plan.images, compiled=self.plan.compile)
 
-    def features(self, weights: Weights, share: Share, report: Report) -> Tensor | None:
+    def features(self, weights: Weights, rank: Rank, report: Report) -> Tensor | None:
         """Those of the images, kept in the run's folder; None in processes that are not the first. Shape: (N, D)."""
-        step, artists = self.checkpoint.step, list[Artist]()
+        step, artists = self.checkpoint.step, list[Sampler]()
         facts = self._block_facts(weights)
 
         def make(numbers: range, told: Callable[[float], None]) -> Tensor:
@@ -155,7 +156,7 @@ class Job:
             return features_of(artists[0], self.network, numbers, told)
 
         place = self.run.folder / "evaluation" / f"step-{step:06d}-{weights}-{short_hash(facts)}"
-        return Blocks(place, facts, self.plan.images, make, phase(report, DRAWN)).compute(share)
+        return Blocks(place, facts, self.plan.images, make, phase(report, DRAWN)).compute(rank)
 
     def _block_facts(self, weights: Weights) -> Facts:
         """What a block depends on. The number of images is none of it: more of them go on with the blocks of fewer."""
@@ -167,9 +168,9 @@ class Job:
             "model": weights_digest(self.checkpoint, weights)[:16],
         }
 
-    def _artist(self, weights: Weights) -> Artist:
+    def _artist(self, weights: Weights) -> Sampler:
         model = load_network(self.config, self.checkpoint, weights, compile=self.plan.compile)
-        return Artist(model, self.config, *conditions_of(self.config, Wish()), self.plan.seed)
+        return Sampler(model, self.config, *conditions_of(self.config, SampleRequest()), self.plan.seed)
 
 
 def measure(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ..recipes.config import Config
+from ..config.schema import Config
 from .feature_network import INCEPTION, FeatureNetwork
 from .results import NotComparable
 from .statistics import Facts, Reference
@@ -30,7 +30,7 @@ def result_facts(
         "sampler": describe_sampler(config, compiled=compiled),
         "precision": precision,
         # Images of the same caption are less varied than those of as many different ones.
-        "captions": None if config.text is None else min(images, config.data.heldout_count),
+        "captions": None if config.text is None else min(images, config.data.validation_count),
         "reference": content_of(reference),
         "reference_images": reference.statistics.count,
     }
@@ -38,7 +38,7 @@ def result_facts(
 
 def describe_sampler(config: Config, *, compiled: bool = False) -> str:
     """
-    >>> from scalelong.recipes import load_recipe
+    >>> from scalelong.config import load_recipe
     >>> describe_sampler(load_recipe("digits"))
     'ddpm, 200 steps'
     """

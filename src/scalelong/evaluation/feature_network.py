@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..devices import own_device
+from ..utils.device import own_device
 
 INCEPTION, EFFICIENTNET = "inception", "efficientnet-lite0"
 KNOWN = f"{INCEPTION}, {INCEPTION}:WEIGHTS, {EFFICIENTNET}, a TorchScript file, or a transformers vision model"

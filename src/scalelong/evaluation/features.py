@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..data.errors import first_line
-from ..devices import own_device
-from ..files import sha256_of
+from ..utils.atomic import sha256_of
+from ..utils.device import own_device
 from .feature_network import EFFICIENTNET, INCEPTION, KNOWN, FeatureError, FeatureNetwork, Resize
 from .inception import FIDInception
 from .vision import load_transformers

@@ -15,14 +15,13 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ..data.prepare import WHOLE, Share
-from ..devices import best_device
-from ..files import replace_text
-from ..recipes.conditions import Condition, Conditioning
-from ..recipes.config import Config, Weights
-from ..sampling.draw import BATCH, Artist, fixed
-from ..sampling.folder import wait_until
-from ..training.engine import resolve_precision
+from ..config.schema import Config, Weights
+from ..diffusion.guidance import Condition, Conditioning
+from ..sampling.sample_folder import wait_until
+from ..sampling.sample_run import BATCH, Sampler, fixed
+from ..utils.atomic import replace_text
+from ..utils.device import best_device, resolve_precision
+from ..utils.distributed import SINGLE, Rank
 from .blocks import BLOCK, Blocks
 from .evaluate import features_of, measure
 from .facts import result_facts
@@ -50,10 +49,10 @@ class Evaluator:
 
     config: Config
     folder: Path
-    artist: Callable[[nn.Module], Artist]
+    artist: Callable[[nn.Module], Sampler]
     network: FeatureNetwork
     reference: Reference
-    share: Share = WHOLE
+    rank: Rank = SINGLE
     together: bool = False
 
     @classmethod
@@ -63,7 +62,7 @@ class Evaluator:
         folder: Path,
         granted: tuple[Conditioning, Condition],
         *,
-        share: Share = WHOLE,
+        rank: Rank = SINGLE,
         together: bool = False,
         report: Report = unseen,
     ) -> Evaluator:
@@ -73,13 +72,13 @@ class Evaluator:
         """
         check_libraries()
         network = load_features(config.evaluation.network)
-        reference = await_reference(config.data, network, share, report=report)
+        reference = await_reference(config.data, network, rank, report=report)
         conditioning, conditions = granted[0], fixed(granted[1])
 
-        def artist(model: nn.Module) -> Artist:
-            return Artist(model, config, conditioning, conditions)
+        def artist(model: nn.Module) -> Sampler:
+            return Sampler(model, config, conditioning, conditions)
 
-        return cls(config, folder, artist, network, reference, share, together)
+        return cls(config, folder, artist, network, reference, rank, together)
 
     def begin(self, step: int) -> None:
         """Forget what came after a step, and what a killed evaluation left; for the first process."""
@@ -94,7 +93,7 @@ class Evaluator:
         """The figures of a model in eval mode, the same in every process; None if one of them was told to stop."""
         outcome = self.exchange / f"{step}-{weights}.json"
         features = self._features(model, step, weights, told)
-        if self.share.rank:
+        if self.rank.index:
             wait_until(outcome.is_file)
             content = json.loads(outcome.read_bytes())
             return None if content is None else Evaluation.from_json(content)
@@ -135,11 +134,11 @@ class Evaluator:
             lambda done, total: None if self.together else self._check(told),
         )
         try:
-            features = blocks.compute(self.share)
+            features = blocks.compute(self.rank)
         except Stopped:
             return None
         if self.together:
-            self._keep_company(artist)
+            self.run_dummy_forwards(artist)
         return features
 
     def _check(self, told: Callable[[], bool]) -> None:
@@ -153,10 +152,10 @@ class Evaluator:
     def _draws_of(self, rank: int) -> int:
         """How many batches a process draws; the first never has fewer than another."""
         images = self.config.evaluation.images
-        starts = range(rank * BLOCK, images, self.share.world * BLOCK)
+        starts = range(rank * BLOCK, images, self.rank.world * BLOCK)
         return sum(math.ceil(min(BLOCK, images - start) / BATCH) for start in starts)
 
-    def _keep_company(self, artist: Artist) -> None:
+    def run_dummy_forwards(self, artist: Sampler) -> None:
         """Draw, for nothing, as often as the first process, whose forward passes take this one as well."""
-        for _ in range(self._draws_of(0) - self._draws_of(self.share.rank)):
+        for _ in range(self._draws_of(0) - self._draws_of(self.rank.index)):
             artist.images(range(1))

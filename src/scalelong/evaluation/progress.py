@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..sampling.folder import Progress
+from ..sampling.sample_folder import Progress
 
 Report = Callable[[str, float, int], None]
 """Called with what is counted, how many of them are done, and of how many."""

@@ -16,10 +16,10 @@ from ..data.broken import BrokenImages
 from ..data.columns import narrow
 from ..data.facts import short_hash
 from ..data.images import choose_rows, decode_plan, plan_rows, spread
-from ..data.prepare import WHOLE, Share
 from ..data.tables import Table
-from ..runs.run import fcntl
-from ..sampling.folder import Progress, wait_until
+from ..runs.run_dir import fcntl
+from ..sampling.sample_folder import Progress, wait_until
+from ..utils.distributed import SINGLE, Rank
 from .blocks import BLOCK, Blocks
 from .facts import network_facts
 from .feature_network import FeatureNetwork, hash_of_images
@@ -80,30 +80,30 @@ def build_reference(
     *,
     images: int | None = None,
     folder: Path = FOLDER,
-    share: Share = WHOLE,
+    rank: Rank = SINGLE,
     report: Report = unseen,
 ) -> Path | None:
     """The file of a dataset's statistics, made if it is not there; None in processes that are not the first."""
-    path = work_on_reference(data, network, images, folder, share, report)
-    return path if share.rank == 0 else None
+    path = work_on_reference(data, network, images, folder, rank, report)
+    return path if rank.index == 0 else None
 
 
 def await_reference(
     data: DataConfig,
     network: FeatureNetwork,
-    share: Share = WHOLE,
+    rank: Rank = SINGLE,
     *,
     folder: Path = FOLDER,
     report: Report = unseen,
 ) -> Reference:
     """A dataset's statistics in every process, made by all of them if they are not there."""
-    path = work_on_reference(data, network, None, folder, share, report)
+    path = work_on_reference(data, network, None, folder, rank, report)
     wait_until(path.is_file)
     return load_reference(path)
 
 
 def work_on_reference(
-    data: DataConfig, network: FeatureNetwork, images: int | None, folder: Path, share: Share, report: Report
+    data: DataConfig, network: FeatureNetwork, images: int | None, folder: Path, rank: Rank, report: Report
 ) -> Path:
     """Where a dataset's statistics are, or will be once every process has done its share."""
     pictures = open_pictures(data, images)
@@ -117,7 +117,7 @@ def work_on_reference(
         return network(pictures.read(numbers), told)
 
     blocks = Blocks(path.with_suffix(".blocks"), facts, len(pictures), make, phase(report, DESCRIBED))
-    (help_with if share.rank else make_reference)(blocks, share, path)
+    (help_with if rank.index else make_reference)(blocks, rank, path)
     return path
 
 
@@ -125,19 +125,19 @@ def file_name(data: DataConfig, network: FeatureNetwork, facts: Facts) -> str:
     return f"{Path(data.source).stem.replace(':', '-')}-{Path(network.name).stem}-{short_hash(facts)}.npz"
 
 
-def make_reference(blocks: Blocks, share: Share, path: Path) -> None:
+def make_reference(blocks: Blocks, rank: Rank, path: Path) -> None:
     """Write the file, in the first process, from the blocks of all."""
     with turn_in(path.parent):
         # Else another command made it in the meantime.
-        if not path.is_file() and blocks.fill(share):
+        if not path.is_file() and blocks.fill(rank):
             save_reference(path, summarise(blocks))
             shutil.rmtree(blocks.folder, ignore_errors=True)
 
 
-def help_with(blocks: Blocks, share: Share, path: Path) -> None:
+def help_with(blocks: Blocks, rank: Rank, path: Path) -> None:
     """Compute this process's blocks, unless another command has made the file and removed them meanwhile."""
     try:
-        blocks.fill(share)
+        blocks.fill(rank)
     except FileNotFoundError:
         if not path.is_file():
             raise

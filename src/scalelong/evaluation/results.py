@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import Files, to_json, write_whole
+from ..utils.atomic import Files, atomic_write, to_json
 from .metrics import Figure
 from .statistics import Facts
 
@@ -112,7 +112,7 @@ def forget_after(folder: Path, step: int) -> None:
 
 def write_evaluations(path: Path, evaluations: Sequence[Evaluation]) -> Path:
     content = to_json([asdict(one) for one in evaluations])
-    write_whole(path, lambda temporary: Files().write_bytes(temporary, content))
+    atomic_write(path, lambda temporary: Files().write_bytes(temporary, content))
     return path
 
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..files import sha256_of, write_whole
+from ..utils.atomic import atomic_write, sha256_of
 
 Facts = dict[str, str | int | None]
 
@@ -120,14 +120,14 @@ def save_reference(path: Path, reference: Reference) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if reference.features is not None:
         features = reference.features.numpy()
-        write_whole(path.with_suffix(FEATURES), lambda temporary: save_array(temporary, features))
+        atomic_write(path.with_suffix(FEATURES), lambda temporary: save_array(temporary, features))
         facts["features"] = sha256_of(path.with_suffix(FEATURES))
     arrays = {
         "mu": reference.statistics.mean.numpy(),
         "sigma": reference.statistics.covariance.numpy(),
         "facts": np.array(json.dumps(facts)),
     }
-    write_whole(path, lambda temporary: save_arrays(temporary, arrays))
+    atomic_write(path, lambda temporary: save_arrays(temporary, arrays))
     return path
 
 

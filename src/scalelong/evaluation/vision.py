@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data.errors import DataError, first_line
 from ..data.pretrained import check_whole, fingerprint_of, load_partly, locate, quietly
-from ..devices import own_device
+from ..utils.device import own_device
 from .feature_network import KNOWN, FeatureError, FeatureNetwork, Resize
 
 # Vision parts of models that `AutoModel` would load together with what reads text.

@@ -14,7 +14,7 @@ from .read import Estimate, as_dict, as_dicts, as_text
 
 OSCILLATION = "Mean over blocks, skips and seeds; 0 = does not move, 1 = jumps between 1 and 3 (Fig. 1)."
 NOISE = "The error of the trained network when its inputs get extra noise; lower and flatter is better (Fig. 3c)."
-RATES = "Held-out loss at the end for each learning rate; a flat curve forgives a bad choice. Shaded: 95 % interval."
+RATES = "Validation loss at the end for each learning rate; a flat curve forgives a bad choice. Shaded: 95 % interval."
 SENSITIVITY = "Expected excess loss over the range of rates (Wortsman et al. 2023): lower is less sensitive."
 
 
@@ -31,10 +31,10 @@ def by_setting(comparison: Comparison, make: Callable[[Arm], Series]) -> list[Vi
 def curves(key: str, comparison: Comparison, folders: Folders) -> list[Block]:
     losses = by_setting(comparison, lambda arm: curve_series(arm, "loss_curve"))
     fds = by_setting(comparison, lambda arm: curve_series(arm, "fd_curve"))
-    note, name = "Averaged weights (EMA). Shaded: 95 % interval of the mean over seeds.", comparison.fd_name
+    note, name = "EMA weights (EMA). Shaded: 95 % interval of the mean over seeds.", comparison.fd_name
     lower = f"Lower is better. {note}"
     charts = [
-        Chart(f"{key}-heldout", "Held-out loss", "step", "held-out loss", losses, note, "curves.csv"),
+        Chart(f"{key}-validation", "Validation loss", "step", "validation loss", losses, note, "curves.csv"),
         Chart(f"{key}-fd", f"{name} of samples", "step", name, fds, lower, "curves.csv", half=True),
         training_chart(f"{key}-train", comparison, folders),
     ]
@@ -120,7 +120,7 @@ def rates(key: str, comparison: Comparison) -> list[Block]:
         rate_row(one, content, f"{one.name}, {name}" if len(views) > 1 else one.name)
         for one, content, name in zip(series, found, names, strict=True)
     ]
-    title, y = "Final loss by learning rate", "held-out loss"
+    title, y = "Final loss by learning rate", "validation loss"
     return [
         Chart(f"{key}-rate-loss", title, "learning rate", y, views, RATES, "results.json", log_x=True),
         Intervals(f"{key}-sensitivity", "Learning-rate sensitivity", "sensitivity", rows, SENSITIVITY),

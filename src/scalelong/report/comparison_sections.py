@@ -131,7 +131,7 @@ def sentences(one: dict[str, Any]) -> list[str]:
 
 
 def numbers_table(comparison: Comparison) -> Table:
-    columns = ["method", "finished", "diverged", "held-out loss at the end"]
+    columns = ["method", "finished", "diverged", "validation loss at the end"]
     has_fd = any(as_dict(arm.content.get("fd_curve")) for arm in comparison.arms)
     columns += [comparison.fd_name] * has_fd + ["seconds per step", "parameters"]
     parameters, rows = as_dict(comparison.content.get("parameters")), []
@@ -161,7 +161,7 @@ def pace(arm: Arm) -> str:
 
 def difference_table(comparison: Comparison) -> list[Block]:
     """The paired differences at the end of training."""
-    names = {"final_loss": "held-out loss", "final_fd": comparison.fd_name, "oscillation": "oscillation"}
+    names = {"final_loss": "validation loss", "final_fd": comparison.fd_name, "oscillation": "oscillation"}
     pairs = as_dicts(comparison.content.get("comparisons"))
     rows = [row for one in pairs for key, name in names.items() for row in difference_row(comparison, one, key, name)]
     note = "Below 0 the method is lower. p is of a paired test; it is not corrected for the number of rows."

@@ -86,7 +86,7 @@ def environment(comparison: Comparison, folders: Folders) -> Facts:
 
 
 def runs_table(comparison: Comparison) -> Table:
-    columns = ("run", "setting", "status", "step", "time", "final held-out loss", f"final {comparison.fd_name}")
+    columns = ("run", "setting", "status", "step", "time", "final validation loss", f"final {comparison.fd_name}")
     rows = []
     for arm in comparison.arms:
         for run in arm.runs:

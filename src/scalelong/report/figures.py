@@ -29,7 +29,7 @@ STYLE: dict[Any, Any] = {
 
 
 def draw_figures(content: Content, folder: Path) -> list[Path]:
-    """Write all charts and plots of intervals: heldout.png, or c1-heldout.png of the second of several comparisons."""
+    """Write all charts and plots of intervals: validation.png, or c1-validation.png of the second comparison."""
     written: list[Path] = []
     prefix = f"{content.parts[0].key}-" if len(content.parts) == 1 else ""
     for chart in content.charts:

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ..files import Files, write_whole
+from ..utils.atomic import Files, atomic_write
 from .blocks import Chart, Intervals, Part
 from .chart_data import chart_data, chart_table
 from .comparison import is_comparison, read_comparison
@@ -84,7 +84,7 @@ def write_page(content: Content, path: Path, *, live: bool = False) -> None:
     # Half of a pair of surrogates may stand in a file's name or in JSON, and in no page.
     data = render(content, live=live).encode(errors="replace")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda temporary: Files().write_bytes(temporary, data))
+    atomic_write(path, lambda temporary: Files().write_bytes(temporary, data))
 
 
 def render(content: Content, *, live: bool = False) -> str:

@@ -62,11 +62,11 @@ def status(runs: Sequence[RunFolder]) -> str:
 
 
 def result_table(runs: Sequence[RunFolder]) -> Table:
-    columns = ("run", "method", "seed", "status", "held-out loss, averaged weights", "raw weights", "time")
+    columns = ("run", "method", "seed", "status", "validation loss, EMA weights", "raw weights", "time")
     rows = [
         (
             *(run.label, run.method, show(run.seed), run.status),
-            *(show(run.last("heldout_loss_ema")), show(run.last("heldout_loss")), duration(run.seconds)),
+            *(show(run.last("validation_loss_ema")), show(run.last("validation_loss")), duration(run.seconds)),
         )
         for run in runs
     ]
@@ -91,7 +91,7 @@ def unfinished_line(runs: Sequence[RunFolder]) -> str:
 
 def curves(key: str, runs: Sequence[RunFolder]) -> list[Block]:
     charts = [
-        heldout_chart(key, runs),
+        validation_chart(key, runs),
         *evaluation_charts(key, runs),
         run_chart(f"{key}-train", "Training loss", "loss", runs, lambda run: run.series("loss")),
         run_chart(f"{key}-grad", "Gradient norm", "norm before clipping", runs, lambda run: run.series("grad_norm")),
@@ -117,15 +117,15 @@ def chart(key: str, title: str, y: str, series: Sequence[Series], note: str = ""
     return Chart(key, title, "step", y, [View("", series)], note, "metrics.jsonl", half=True)
 
 
-def heldout_chart(key: str, runs: Sequence[RunFolder]) -> Chart:
-    name, title, y = f"{key}-heldout", "Held-out loss", "held-out loss"
+def validation_chart(key: str, runs: Sequence[RunFolder]) -> Chart:
+    name, title, y = f"{key}-validation", "Validation loss", "validation loss"
     if len(runs) > 1:
-        note = "Averaged weights (EMA), on the same held-out images at every step."
-        made = run_chart(name, title, y, runs, lambda run: run.series("heldout_loss_ema"), note)
+        note = "EMA weights (EMA), on the same validation images at every step."
+        made = run_chart(name, title, y, runs, lambda run: run.series("validation_loss_ema"), note)
         return replace(made, half=False)
     run = runs[0]
     ended = "diverged" if run.state == "diverged" else ""
-    pairs = (("averaged weights (EMA)", 1, "heldout_loss_ema"), ("weights of the step itself", 2, "heldout_loss"))
+    pairs = (("EMA weights (EMA)", 1, "validation_loss_ema"), ("weights of the step itself", 2, "validation_loss"))
     series = [Series(label, style, run.series(column), ended=ended) for label, style, column in pairs]
     return replace(chart(name, title, y, series), half=False)
 
@@ -273,9 +273,7 @@ def samples(runs: Sequence[RunFolder], album: Album) -> list[Block]:
     shown = [picture for picture in pictures if picture is not None]
     if not shown:
         return [Text(["No samples yet: scalelong sample RUN draws some."], "empty")]
-    note = (
-        "All grids are drawn from the same noise by the averaged weights, so images in the same place can be compared."
-    )
+    note = "All grids are drawn from the same noise by the EMA weights, so images in the same place can be compared."
     return [Gallery("Drawn images", shown, note)]
 
 

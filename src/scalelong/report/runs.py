@@ -11,9 +11,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..sessions import trained_seconds
+from ..utils.sessions import trained_seconds
 from .numbers import Points, listed, plural, show
-from .read import Notes, as_dict, as_list, as_text, finite, number, read_dict, read_dicts, read_lines, read_yaml, whole
+from .read import (
+    Notes,
+    as_dict,
+    as_list,
+    as_text,
+    finite,
+    number,
+    read_dict,
+    read_dicts,
+    read_lines,
+    read_yaml,
+    whole,
+)
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 

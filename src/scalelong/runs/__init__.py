@@ -3,7 +3,7 @@
 from .checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from .metrics import read_metrics
 from .resume import find_start
-from .run import Run, RunError
+from .run_dir import Run, RunError
 
 __all__ = [
     "Checkpoint",

@@ -17,7 +17,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..files import NO_SPACE, Damaged, Files, advice_for, describe, free_space, human_size, import_safetensors, to_json
+from ..utils.atomic import (
+    NO_SPACE,
+    Damaged,
+    Files,
+    advice_for,
+    describe,
+    free_space,
+    human_size,
+    import_safetensors,
+    to_json,
+)
 from .manifest import (
     GROUP_NAME,
     MANIFEST,

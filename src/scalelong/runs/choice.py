@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .checkpoint import Checkpoint
-from .run import Run, RunError
+from .run_dir import Run, RunError
 
 
 def choose_checkpoint(run: Run, which: str | int = "last") -> Checkpoint:
-    """The `last` checkpoint of a run, the `best` by held-out loss, or that of a step; raises where there is none."""
+    """The `last` checkpoint of a run, the `best` by validation loss, or that of a step; raises where there is none."""
     store = run.checkpoints()
     if which == "last":
         found = store.latest()
@@ -15,8 +15,8 @@ def choose_checkpoint(run: Run, which: str | int = "last") -> Checkpoint:
     elif which == "best":
         found = store.best()
         reason = (
-            "has no checkpoint with a held-out loss, by which the best is known: use --checkpoint last, or train with "
-            "training.eval_every at steps that are saved"
+            "has no checkpoint with a validation loss, by which the best is known: use --checkpoint last, or train "
+            "with training.validate_every at steps that are saved"
         )
     else:
         return store.load(step_of(which))

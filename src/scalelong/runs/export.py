@@ -16,15 +16,15 @@ from typing import Any, Literal
 
 from torch import nn
 
+from ..config.build import build_process, count_parameters
+from ..config.schema import Config, UViTConfig, Weights
 from ..diffusion import DiffusionProcess
-from ..files import import_safetensors
-from ..recipes.build import build_process, count_parameters
-from ..recipes.config import Config, UViTConfig, Weights
 from ..skips import fuse_skips, unscale_skips
+from ..utils.atomic import import_safetensors
 from .choice import choose_checkpoint
+from .model import read_network
 from .model_card import Card, write_card
-from .network import read_network
-from .run import Run, RunError
+from .run_dir import Run, RunError
 
 Target = Literal["diffusers", "uvit"]
 
@@ -61,7 +61,7 @@ def export_run(
     network = read_network(config, chosen, weights)
     parameters = count_parameters(network)
     scaling = dict(network.get_submodule("skip_scaling").state_dict()) if has_scaling(network) else {}
-    reason = take_in(network)
+    reason = fold_or_remove_scaling(network)
     card = Card(config, run.folder, chosen.step, weights, to, parameters, reason)
 
     def fill(place: Path) -> None:
@@ -90,7 +90,7 @@ def has_scaling(network: nn.Module) -> bool:
     return "skip_scaling" in dict(network.named_children())
 
 
-def take_in(network: nn.Module) -> str | None:
+def fold_or_remove_scaling(network: nn.Module) -> str | None:
     """Fold the scaling into the weights, or take it away; returns why it could not be folded."""
     if not has_scaling(network):
         return None

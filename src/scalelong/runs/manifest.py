@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..files import Damaged, read_tensors, to_json, verify_file
+from ..utils.atomic import Damaged, read_tensors, to_json, verify_file
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import writing
+from ..utils.atomic import writing
 
 TIMES = ("seconds", "images_per_second")
 """The fields that differ between two runs of the same recipe."""

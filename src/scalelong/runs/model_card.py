@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..recipes.config import Config
+from ..config.schema import Config
 from .metrics import read_metrics
 
 FRONT = """---
@@ -27,7 +27,7 @@ BODY = """# {name}
 | long skips | {scaling} |
 | trained | {step:,} steps of batch {batch}, {weights} weights |
 | diffusion | {schedule} schedule, {time} time, predicts {prediction} |
-| held-out loss | {heldout} |
+| validation loss | {validation} |
 
 ## Load it
 
@@ -69,7 +69,7 @@ def write_card(card: Card, path: Path) -> None:
         schedule=config.diffusion.schedule,
         time=config.diffusion.time,
         prediction=config.diffusion.prediction,
-        heldout=heldout_loss(card),
+        validation=validation_loss(card),
         lines="\n".join(load_lines(card)),
         note=note(card),
     )
@@ -87,9 +87,9 @@ def describe_scaling(config: Config) -> str:
     return "not scaled" if scaling.method == "none" else f"`{scaling.method}`{settings}, at the {scaling.where}"
 
 
-def heldout_loss(card: Card) -> str:
+def validation_loss(card: Card) -> str:
     """The last one up to the exported step."""
-    key = "heldout_loss_ema" if card.weights == "ema" else "heldout_loss"
+    key = "validation_loss_ema" if card.weights == "ema" else "validation_loss"
     lines: list[dict[str, Any]] = read_metrics(card.run / "metrics.jsonl")
     found = [line for line in lines if key in line and line["step"] <= card.step]
     return f"{found[-1][key]:.4f} at step {found[-1]['step']}" if found else "not measured"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..recipes.config import Config
+from ..config.schema import Config
 from .checkpoint import Checkpoint, CheckpointStore
-from .run import Run, RunError, check_folder, check_same_run
+from .run_dir import Run, RunError, check_folder, check_same_run
 
 
 @dataclass(frozen=True)
-class Start:
+class ResumePoint:
     """The checkpoint to begin at, if any: one of the run's `own` folder, and `named` by the user or the last one."""
 
     checkpoint: Checkpoint | None = None
@@ -27,7 +27,7 @@ class Start:
         return 0 if self.checkpoint is None else self.checkpoint.step
 
 
-def find_start(run: Run, config: Config, resume: str | Path = "auto") -> Start:
+def find_start(run: Run, config: Config, resume: str | Path = "auto") -> ResumePoint:
     """Where to begin; raises, before anything is written, if the folder is not one for this run.
 
     `auto` goes on where the folder's run stopped, or begins one; `never` only begins one; a path names a checkpoint.
@@ -47,16 +47,16 @@ def find_start(run: Run, config: Config, resume: str | Path = "auto") -> Start:
             f"{run.folder} was interrupted while it branched off from another run: give its command again with "
             "--resume CHECKPOINT, or remove the folder"
         )
-    return Start(store.latest(), store=store, found=found)
+    return ResumePoint(store.latest(), store=store, found=found)
 
 
-def find_named(run: Run, path: Path, store: CheckpointStore, found: tuple[int, ...]) -> Start:
+def find_named(run: Run, path: Path, store: CheckpointStore, found: tuple[int, ...]) -> ResumePoint:
     """A checkpoint of the run itself, or one of another run to begin at; a run that has checkpoints keeps to those."""
     checkpoint = store.load(path)
     own = checkpoint.path.resolve().parent == store.folder.resolve()
     if run.exists and not own and found:
         raise RunError(f"{run.folder} holds a run already: choose another --out to begin one at {path}")
-    return Start(checkpoint, own, named=True, store=store, found=found)
+    return ResumePoint(checkpoint, own, named=True, store=store, found=found)
 
 
 def check_not_lost(run: Run, found: tuple[int, ...]) -> None:
@@ -69,13 +69,13 @@ def check_not_lost(run: Run, found: tuple[int, ...]) -> None:
         )
 
 
-def check_unchanged(run: Run, start: Start) -> None:
+def check_unchanged(run: Run, start: ResumePoint) -> None:
     """Raise if another process trained in the folder after the start was found, and before it was locked."""
     if tuple(run.checkpoints().steps()) != start.found:
         raise RunError(f"another process has just trained in {run.folder}: give the command again to go on from there")
 
 
-def drop_later(run: Run, start: Start, store: CheckpointStore, *, metrics_size: int) -> None:
+def drop_later(run: Run, start: ResumePoint, store: CheckpointStore, *, metrics_size: int) -> None:
     """Drop what came after the step that a run goes on from; `metrics_size` is how long its log was then."""
     if start.named:
         # Before the log is cut: a kill in between would leave a later checkpoint without the log that led to it.

@@ -1,8 +1,8 @@
 """Images of a trained run, each from a seed of its own."""
 
-from .draw import Wish, sample_run
+from .sample_run import SampleRequest, sample_run
 
 __all__ = [
-    "Wish",
+    "SampleRequest",
     "sample_run",
 ]

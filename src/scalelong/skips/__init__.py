@@ -4,7 +4,7 @@ from .absorb import AbsorbedScalingWarning, surviving_share
 from .apply import fuse_skips, scale_skips, unscale_skips
 from .blocks import scale_blocks, unscale_blocks
 from .find import find_skips
-from .scaling import METHODS, SkipScaling, constant_coefficients
+from .methods import METHODS, SkipScaling, constant_coefficients
 from .site import Argument, Channels, SkipSite
 
 __all__ = [

@@ -16,7 +16,7 @@ from .choose import choose_sites
 from .find import ExampleInputs, refuse_wrapped
 from .fuse import Preserved, Slice, cannot_fold, foldable_slices
 from .hooks import NAME, NormOutputHook, attached_hooks, detach_hooks, plan_hooks
-from .scaling import METHODS, SkipScaling
+from .methods import METHODS, SkipScaling
 from .site import SkipSite
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .fuse import Preserved
 from .held import NetworkHook
-from .scaling import SkipScaling
+from .methods import SkipScaling
 from .site import Argument, Channels, SkipSite, is_norm
 
 NAME = "skip_scaling"

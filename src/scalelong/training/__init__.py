@@ -1,9 +1,9 @@
-"""The training loop, averaged weights, and a guard."""
+"""The training loop, EMA weights, and a guard."""
 
+from ..guard.nonfinite import Guard, SpikeDetector, TrainingDiverged
 from .display import Display
 from .ema import EMA
-from .guard import Guard, SpikeDetector, TrainingDiverged
-from .trainer import Result, Trainer, train
+from .loop import Result, Trainer, train
 
 __all__ = [
     "Display",

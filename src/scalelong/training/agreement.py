@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.distributed import DistError
 
-from ..runs.run import RunError
+from ..runs.run_dir import RunError
 
 # How long a process that was left alone is silent: the one that left says why, and should be read first.
 LEFT_ALONE_SECONDS = 3.0
 
 
-def in_any(accelerator: Any, flag: bool) -> bool:
+def any_rank(accelerator: Any, flag: bool) -> bool:
     """Whether it is so in one of the processes; all of them ask at the same time, and wait for each other."""
     if accelerator.num_processes == 1:
         return flag
@@ -31,9 +31,9 @@ def all_or_none(accelerator: Any) -> Iterator[None]:
         yield
     except Exception:
         with suppress(RuntimeError):  # Of a process that is gone; why this one failed is what matters.
-            in_any(accelerator, True)
+            any_rank(accelerator, True)
         raise
-    if in_any(accelerator, False):
+    if any_rank(accelerator, False):
         raise RunError("another process of this run failed, and says why; this one stops with it")
 
 

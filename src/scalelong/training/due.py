@@ -1,4 +1,4 @@
-"""What is due after a step besides saving it: the held-out loss, a grid of samples, and an evaluation of images."""
+"""What is due after a step besides saving it: the validation loss, a grid of samples, and an evaluation of images."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from ..data.prepare import Share
-from ..recipes.build import build_process
-from ..recipes.conditions import Condition, Conditioning, spread_labels
-from ..recipes.config import Config
-from ..recipes.inputs import Inputs
-from ..runs.resume import Start
-from ..runs.run import Run
-from ..sampling.draw import draw, heldout_condition
-from ..sampling.folder import wait_until
-from ..sampling.pictures import save_grid
-from .agreement import in_any
-from .engine import shares_weights
-from .heldout import HeldOut
-from .journal import Journal
+from ..config.build import build_process
+from ..config.conditioning import spread_labels
+from ..config.inputs import Inputs
+from ..config.schema import Config
+from ..diffusion.guidance import Condition, Conditioning
+from ..runs.resume import ResumePoint
+from ..runs.run_dir import Run
+from ..sampling.images import save_grid
+from ..sampling.sample_folder import wait_until
+from ..sampling.sample_run import draw, validation_condition
+from ..utils.distributed import Rank
+from .agreement import any_rank
+from .engine import uses_fsdp
+from .logger import RunLogger
 from .quality import MakeEvaluator, Quality, plain
 from .state import TrainState
+from .validation import Validation
 
 GRID_IMAGES = 64
 
@@ -34,7 +35,7 @@ class Due:
         config: Config,
         run: Run,
         state: TrainState,
-        journal: Journal,
+        journal: RunLogger,
         inputs: Inputs,
         conditioning: Conditioning,
         *,
@@ -43,20 +44,20 @@ class Due:
         self.config, self.run, self.state, self.journal = config, run, state, journal
         self.inputs, self.conditioning = inputs, conditioning
         self.accelerator = journal.accelerator
-        self.sharded = shares_weights(config.training, self.accelerator)
-        self.share = Share(self.accelerator.process_index, self.accelerator.num_processes)
-        self.heldout = self._build_heldout()
+        self.sharded = uses_fsdp(config.training, self.accelerator)
+        self.rank = Rank(self.accelerator.process_index, self.accelerator.num_processes)
+        self.validation = self._build_validation()
         self.quality = self._build_quality(evaluate)
 
-    def _build_heldout(self) -> HeldOut:
-        return HeldOut(
-            self.inputs.heldout,
+    def _build_validation(self) -> Validation:
+        return Validation(
+            self.inputs.validation,
             build_process(self.config.diffusion),
             self.conditioning,
             seed=self.config.seed,
             batch_size=self.config.training.batch_size,
-            rank=self.share.rank,
-            world=self.share.world,
+            rank=self.rank.index,
+            world=self.rank.world,
             add=lambda total: self.accelerator.reduce(total, "sum"),
             device=self.accelerator.device,
         )
@@ -66,7 +67,7 @@ class Due:
         if evaluate is None or config.every is None:
             return None
         granted = self.conditioning, self._condition(config.images)
-        evaluator = evaluate(self.config, self.run.folder, granted, share=self.share, together=self.sharded)
+        evaluator = evaluate(self.config, self.run.folder, granted, rank=self.rank, together=self.sharded)
         return Quality(evaluator, config, state.network, state.ema, self.journal, sharded=self.sharded)
 
     def begin(self, step: int) -> None:
@@ -74,22 +75,22 @@ class Due:
         if self.quality is not None:
             self.quality.begin(step)
 
-    def heldout_loss(self) -> float | None:
-        """The held-out loss of the averaged weights, by which the best checkpoint is kept; None if it is not due."""
+    def validation_loss(self) -> float | None:
+        """The validation loss of the EMA weights, by which the best checkpoint is kept; None if it is not due."""
         state, network = self.state, self.state.network
-        if not self._is_due(self.config.training.eval_every):
+        if not self._is_due(self.config.training.validate_every):
             return None
         # Shards stay as they are.
         with self.journal.watch.paused(), nullcontext() if self.sharded else plain(network):
-            raw = self.heldout.loss(network)
+            raw = self.validation.loss(network)
             with state.ema.swap(network):
-                averaged = self.heldout.loss(network)
-        self.journal.record(state.step, {"heldout_loss": raw, "heldout_loss_ema": averaged})
-        self.journal.note(f"step {state.step}: held-out loss {raw:.4f}, averaged weights {averaged:.4f}")
+                averaged = self.validation.loss(network)
+        self.journal.record(state.step, {"validation_loss": raw, "validation_loss_ema": averaged})
+        self.journal.note(f"step {state.step}: validation loss {raw:.4f}, EMA weights {averaged:.4f}")
         return averaged
 
     def samples(self) -> None:
-        """A grid of images from the averaged weights, always of the same noise, if it is due."""
+        """A grid of images from the EMA weights, always of the same noise, if it is due."""
         if not self._is_due(self.config.training.sample_every):
             return
         with self.journal.watch.paused():
@@ -101,7 +102,7 @@ class Due:
 
     def missing_samples(self) -> None:
         """The grid of the step that the run goes on from, if it is due and a signal or a kill came before it."""
-        if in_any(self.accelerator, self.journal.is_main and self.state.step > 0 and not self.grid.is_file()):
+        if any_rank(self.accelerator, self.journal.is_main and self.state.step > 0 and not self.grid.is_file()):
             self.samples()
 
     def owes_evaluation(self) -> bool:
@@ -134,10 +135,10 @@ class Due:
             save_grid(images, self.grid)
 
     def _condition(self, count: int) -> Condition:
-        """Class after class, or the captions of held-out images."""
+        """Class after class, or the captions of validation images."""
         if self.config.text is None:
             return spread_labels(self.config, count)
-        return heldout_condition(self.inputs, self.conditioning, count)
+        return validation_condition(self.inputs, self.conditioning, count)
 
 
 def grid_of(run: Run, step: int) -> Path:
@@ -145,7 +146,7 @@ def grid_of(run: Run, step: int) -> Path:
     return run.samples / f"step-{step:06d}.png"
 
 
-def is_finished(config: Config, run: Run, start: Start, *, evaluates: bool) -> bool:
+def is_finished(config: Config, run: Run, start: ResumePoint, *, evaluates: bool) -> bool:
     """Whether nothing is left to do: all steps are done, and the last has the grid and the evaluation that are due."""
     steps, checkpoint = config.training.steps, start.checkpoint
     if start.step != steps or checkpoint is None:

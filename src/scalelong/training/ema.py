@@ -69,7 +69,7 @@ class EMA:
 
     @contextmanager
     def swap(self, model: Model) -> Iterator[Model]:
-        """The model with averaged weights inside a `with`; its own come back afterwards, to the bit.
+        """The model with EMA weights inside a `with`; its own come back afterwards, to the bit.
 
         Values are exchanged in place, so that optimisers and compiled code keep their tensors and no second copy of the
         weights is made, except of those in half precision.
@@ -120,7 +120,7 @@ class EMA:
 
     def _refuse_while_swapped(self) -> None:
         if self._swapped:
-            raise RuntimeError("the averaged weights are swapped into the model; leave the `with ema.swap(…)` first")
+            raise RuntimeError("the EMA weights are swapped into the model; leave the `with ema.swap(…)` first")
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

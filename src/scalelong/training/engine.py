@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from ..devices import best_device, check_compiler, has_bf16
-from ..recipes.config import Config, OptimConfig, TrainingConfig
-from ..recipes.layout import lay_out
+from ..config.layout import lay_out
+from ..config.schema import Config, OptimConfig, TrainingConfig
+from ..utils.device import best_device, check_compiler, resolve_precision
 from .sharding import shard
 
 # The devices whose AdamW is one kernel in every supported version of torch.
@@ -69,20 +69,6 @@ def check_engine(kind: str) -> None:
         raise ValueError(f"training in the mode {kind} of accelerate is not supported; use one of {', '.join(ENGINES)}")
 
 
-def resolve_precision(precision: str, device: str) -> str:
-    """Accelerate's name of a recipe's precision.
-
-    >>> resolve_precision("fp32", "cpu"), resolve_precision("bf16", "cpu")
-    ('no', 'bf16')
-    """
-    if precision == "fp16" and device == "cpu":
-        # Accelerate would train in float32 without a word.
-        raise ValueError("training.precision: fp16 needs a GPU; on the CPU use fp32 or bf16")
-    if precision == "auto":
-        return "bf16" if has_bf16(device) else "no"
-    return "no" if precision == "fp32" else precision
-
-
 def check_trackers(trackers: Sequence[str]) -> None:
     """Accelerate drops a tracker that is not installed without a word."""
     for tracker in trackers:
@@ -93,7 +79,7 @@ def check_trackers(trackers: Sequence[str]) -> None:
 
 def place(network: nn.Module, config: TrainingConfig, accelerator: Any) -> nn.Module:
     """The network on its device, in its memory layout, compiled and sharded as the recipe says; the same object."""
-    sharded = shares_weights(config, accelerator)
+    sharded = uses_fsdp(config, accelerator)
     if not sharded:
         # Shards are rows of the plain layout; convolutions follow the layout of the images then.
         lay_out(network, config, accelerator.device)
@@ -103,7 +89,7 @@ def place(network: nn.Module, config: TrainingConfig, accelerator: Any) -> nn.Mo
     return shard(network, accelerator.device, accelerator.mixed_precision) if sharded else network
 
 
-def shares_weights(config: TrainingConfig, accelerator: Any) -> bool:
+def uses_fsdp(config: TrainingConfig, accelerator: Any) -> bool:
     """Whether each process holds only a part of the weights."""
     return config.parallel == "fsdp" and accelerator.num_processes > 1
 
@@ -111,7 +97,7 @@ def shares_weights(config: TrainingConfig, accelerator: Any) -> bool:
 def wrap(network: nn.Module, optimizer: Optimizer, config: TrainingConfig, accelerator: Any) -> tuple[nn.Module, Any]:
     """The network as the training step calls it, in its precision and among its processes, and the optimiser."""
     # A sharded network exchanges gradients by itself.
-    alone = shares_weights(config, accelerator)
+    alone = uses_fsdp(config, accelerator)
     with warnings.catch_warnings():
         # Newer versions of torch have another name for this option of theirs, older ones do not know it.
         warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
@@ -142,7 +128,7 @@ def learning_rate(config: OptimConfig, step: int) -> float:
     return config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps))
 
 
-def check_shares(config: Config, processes: int) -> None:
+def check_batch_divides(config: Config, processes: int) -> None:
     """Raise if the global batch cannot be shared evenly, so that no process's mean weighs more than another's."""
     parts = config.training.grad_accumulation
     if config.training.batch_size % (processes * parts):

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from ..recipes.config import EvaluationConfig, Weights
+from ..config.schema import EvaluationConfig, Weights
 from .ema import EMA
-from .journal import Journal
+from .logger import RunLogger
 
 MakeEvaluator = Callable[..., Any]
 """`scalelong.evaluation.Evaluator.open`, or what is called like it."""
@@ -20,7 +20,14 @@ class Quality:
     """Has an evaluator look at the network with its averaged and its own weights, and writes down what it finds."""
 
     def __init__(
-        self, evaluator: Any, config: EvaluationConfig, network: nn.Module, ema: EMA, journal: Journal, *, sharded: bool
+        self,
+        evaluator: Any,
+        config: EvaluationConfig,
+        network: nn.Module,
+        ema: EMA,
+        journal: RunLogger,
+        *,
+        sharded: bool,
     ) -> None:
         self.evaluator, self.config, self.network, self.ema = evaluator, config, network, ema
         self.journal, self.sharded = journal, sharded

@@ -48,7 +48,7 @@ def has_weights(module: nn.Module) -> bool:
 
 
 @contextmanager
-def without_exchange(network: nn.Module) -> Iterator[None]:
+def no_sync(network: nn.Module) -> Iterator[None]:
     """Gradients stay in the process that computed them, to be added to those of the next part of a batch."""
     sharded: Any = network
     sharded.set_requires_gradient_sync(False)

@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..guard.nonfinite import Guard, Spike, SpikeDetector
 from ..runs.checkpoint import Checkpoint, CheckpointStore
-from ..runs.run import RunError
+from ..runs.run_dir import RunError
 from .ema import EMA
 from .flatten import Flat, flatten_optimizer, parameter_names, restore_optimizer
-from .guard import Guard, Spike, SpikeDetector
 from .sharding import gather, scatter
 
 

@@ -7,16 +7,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
-from .journal import Journal
+from .logger import RunLogger
 
 MakeMonitor = Callable[..., Any]
-"""`scalelong.stability.monitor.SkipMonitor`, or what is called like it."""
+"""`scalelong.monitor.monitor.SkipMonitor`, or what is called like it."""
 
 
 class Watching:
     """Writes down what a monitor reads; without one it does nothing."""
 
-    def __init__(self, monitor: Any, journal: Journal) -> None:
+    def __init__(self, monitor: Any, journal: RunLogger) -> None:
         self.monitor, self.journal = monitor, journal
 
     def running(self) -> AbstractContextManager[Any]:

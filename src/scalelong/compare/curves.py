@@ -1,0 +1,86 @@
+"""One run's validation loss over training: smoothed, and when it comes down to a given level."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+BANDWIDTH = 0.25
+"""Of the smoothing, in the natural logarithm of the step: at step 1000 it reaches from 779 to 1284."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's validation losses; one that diverged ends early, or with a loss that is not finite."""
+
+    steps: tuple[int, ...]
+    losses: tuple[float, ...]
+    seconds_per_step: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.steps) != len(self.losses):
+            raise ValueError(f"a curve has one loss for each step, not {len(self.losses)} for {len(self.steps)}")
+        if any(later <= earlier for earlier, later in pairwise((-1, *self.steps))):
+            raise ValueError(f"the steps of a curve must grow from 0 on, and not be {self.steps}")
+        if not 0 < self.seconds_per_step < math.inf:
+            raise ValueError(f"the seconds per step of a curve must be above 0, not {self.seconds_per_step}")
+
+    @property
+    def evaluated(self) -> tuple[int, ...]:
+        """The steps after the start at which the loss was finite."""
+        return tuple(s for s, loss in zip(self.steps, self.losses, strict=True) if s > 0 and math.isfinite(loss))
+
+    def ends_at(self, step: int) -> bool:
+        """Whether the run came as far as this step, with a finite loss."""
+        return bool(self.steps) and self.steps[-1] == step and math.isfinite(self.losses[-1])
+
+
+def smooth(steps: Tensor, losses: Tensor) -> Tensor:
+    """Losses smoothed along a curve; one that is not finite counts as the highest of its run. Shape: (K,), (..., K)."""
+    finite = losses.isfinite()
+    highest = losses.where(finite, -torch.inf).amax(-1, keepdim=True)
+    return losses.where(finite, highest) @ smoothing(steps).T
+
+
+def smoothing(steps: Tensor, bandwidth: float = BANDWIDTH) -> Tensor:
+    """The matrix that fits a line in the logarithm of the step around each evaluation. Shape: (K,) → (K, K).
+
+    A line, not a mean: all neighbours of the last step are earlier, and the mean of a falling curve is above its end.
+    What the lines leave over is smoothed as well and added: a curve that bends then keeps its bend.
+
+    >>> steps = torch.tensor([700.0, 800.0, 900.0, 1000.0]).double()
+    >>> torch.allclose(smoothing(steps) @ -steps.log(), -steps.log())
+    True
+    """
+    x = steps.double().log()
+    away = x - x[:, None]
+    weight = (1 - (away / bandwidth) ** 2).clamp(min=0)
+    zeroth, first, second = ((weight * away**power).sum(1, keepdim=True) for power in range(3))
+    spread = zeroth * second - first**2
+    lonely = spread < 1e-12  # no neighbour within the bandwidth
+    itself = torch.eye(len(x), dtype=torch.float64)
+    line = torch.where(lonely, itself, weight * (second - first * away) / spread.where(~lonely, 1))
+    return line + line @ (itself - line)
+
+
+def log_steps_to(level: Tensor, steps: Tensor, losses: Tensor) -> Tensor:
+    """Logarithm of the step at which a falling curve comes down to a level. Shape: (...), (K,), (..., K) → (...).
+
+    It is measured as the time spent above the level, in the logarithm of the step, with straight lines between the
+    evaluations. For a curve that crosses once that is the crossing; where a noisy one crosses again and again it is
+    neither the first, which comes early by luck, nor the last, which comes late. At the least it is the first step.
+
+    >>> losses = torch.tensor([8.0, 4.0, 2.0, 1.0])
+    >>> log_steps_to(torch.tensor(3.0), torch.tensor([1.0, 10.0, 100.0, 1000.0]), losses).exp()
+    tensor(31.6228, dtype=torch.float64)
+    """
+    x = steps.double().log()
+    above = losses - level[..., None]
+    left, right = above[..., :-1], above[..., 1:]
+    whole = left.abs() + right.abs()
+    share = (left.clamp(min=0) + right.clamp(min=0)) / whole.where(whole > 0, 1)
+    return x[0] + (share * x.diff()).sum(-1)

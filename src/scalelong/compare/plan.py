@@ -1,0 +1,266 @@
+"""What is compared: every method at every rate, depth and batch size, each with the same seeds."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, load_recipe
+from ..skips import METHODS
+
+POINTS = 20
+"""Points of a validation curve, at least, unless the recipe asks for more."""
+FEWEST_POINTS = 5
+"""Fewer leave nothing to compare a curve by."""
+READINGS = 100
+"""Readings of the monitor over a run."""
+
+LABELS = {
+    "none": "none",
+    "uniform": "uniform",
+    "cs": "CS",
+    "cs-reversed": "CS reversed",
+    "ls": "LS",
+    "ls-individual": "LS individual",
+    "ie": "IE",
+    "learned-kappa": "learned κ",
+}
+SYMBOLS = {"kappa": "κ=", "value": "", "where": ""}
+
+
+class PlanError(ValueError):
+    """A comparison that cannot be made as asked; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with the options that the user gave it.
+
+    >>> Method.parse("ls:ratio=4:activation=elu").overrides
+    ('scaling.method=ls', 'scaling.ratio=4', 'scaling.activation=elu')
+    """
+
+    name: str
+    given: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Method:
+        name, *options = (part.strip() for part in text.split(":"))
+        if name not in METHODS:
+            close = difflib.get_close_matches(name, METHODS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise PlanError(f"there is no method {name!r}; {hint}Methods: {', '.join(METHODS)}")
+        pairs = [tuple(part.strip() for part in option.partition("=")[::2]) for option in options]
+        if not all(key and value for key, value in pairs):
+            raise PlanError(f"--methods {text!r}: write options as {name}:option=value, for instance cs:kappa=0.5")
+        return cls(name, tuple((key, value) for key, value in pairs))
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return (f"scaling.method={self.name}", *(f"scaling.{key}={value}" for key, value in self.given))
+
+    @property
+    def id(self) -> str:
+        """Safe as a folder's name.
+
+        >>> Method.parse("cs:kappa=0.5").id
+        'cs-kappa0.5'
+        """
+        return safe("-".join([self.name, *(f"{key}{value}" for key, value in self.given)]))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method at one setting; its runs differ in the seed only. `config` has the recipe's own seed."""
+
+    id: str
+    method: Method
+    config: Config
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's options, with the constants that it takes if none are given."""
+        kind = METHODS[self.method.name]
+        defaults = {} if kind is None else inspect.signature(kind).parameters
+        constants = {name: defaults[name].default for name in ("kappa", "value") if name in defaults}
+        where = {} if self.config.scaling.where == "input" else {"where": self.config.scaling.where}
+        return {**constants, **self.config.scaling.options, **where}
+
+    @property
+    def label(self) -> str:
+        """The method for people, without its setting."""
+        name = self.method.name
+        shown = [f"{SYMBOLS.get(key, f'{key} ')}{constant(value)}" for key, value in self.options.items()]
+        return " ".join([LABELS.get(name, name), *shown])
+
+    @property
+    def lr(self) -> float:
+        return self.config.optim.lr
+
+    @property
+    def depth(self) -> int:
+        return self.config.model.depth
+
+    @property
+    def batch(self) -> int:
+        return self.config.training.batch_size
+
+    @property
+    def setting(self) -> str:
+        """Arms of the same setting are compared with each other."""
+        return f"lr {self.lr:g}, depth {self.depth}, batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of an arm; the folder is relative to the comparison's."""
+
+    arm: Arm
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        return Path("runs") / self.arm.id / f"seed-{self.seed}"
+
+    @property
+    def config(self) -> Config:
+        return self.arm.config.model_copy(update={"seed": self.seed})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole comparison. Seed k is the recipe's seed plus k."""
+
+    recipe: str
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    baseline: Method
+
+    @property
+    def runs(self) -> list[PlannedRun]:
+        """Seed by seed, so that the runs of a pair see the same load of the machine; no arm is always the first."""
+        arms = self.arms
+        turns = [(arms[k % len(arms) :] + arms[: k % len(arms)], seed) for k, seed in enumerate(self.seeds)]
+        return [PlannedRun(arm, seed) for turn, seed in turns for arm in turn]
+
+    @property
+    def steps(self) -> int:
+        return self.arms[0].config.training.steps
+
+    def pairs(self) -> Iterator[tuple[Arm, Arm]]:
+        """Every arm that is not the baseline, with the baseline of its setting."""
+        bases = {arm.setting: arm for arm in self.arms if arm.method == self.baseline}
+        return ((arm, bases[arm.setting]) for arm in self.arms if arm.method != self.baseline)
+
+
+def make_plan(
+    recipe: str | Path,
+    methods: Sequence[str],
+    *,
+    seeds: int = 5,
+    rates: Sequence[float] = (),
+    depths: Sequence[int] = (),
+    batches: Sequence[int] = (),
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """Cross methods with settings; the baseline is `none`, or the first method if that is not among them.
+
+    >>> [arm.id for arm in make_plan("digits", ["none", "cs"], rates=[1e-3, 2e-3]).arms]
+    ['none-lr0.001', 'cs-lr0.001', 'none-lr0.002', 'cs-lr0.002']
+    """
+    if seeds < 1:
+        raise PlanError(f"a comparison needs at least one seed, got {seeds}")
+    chosen = parse_methods(methods)
+    axes = {"lr": ("optim.lr", rates), "depth": ("model.depth", depths), "batch": ("training.batch_size", batches)}
+    settings = list(itertools.product(*(options_of(name, *axis) for name, axis in axes.items())))
+    arms = [make_arm(recipe, method, setting, overrides) for setting in settings for method in chosen]
+    check_different(arms)
+    baseline = next((method for method in chosen if method.name == "none"), chosen[0])
+    first = arms[0].config
+    return Plan(first.name, tuple(arms), tuple(first.seed + k for k in range(seeds)), baseline)
+
+
+def parse_methods(texts: Sequence[str]) -> list[Method]:
+    methods = [Method.parse(text) for text in texts]
+    if not methods:
+        raise PlanError("no methods to compare: give some, for instance --methods none,cs,ls")
+    twice = [method.id for number, method in enumerate(methods) if method in methods[:number]]
+    if twice:
+        raise PlanError(f"--methods names {twice[0]!r} twice")
+    return methods
+
+
+def options_of(name: str, key: str, values: Sequence[float]) -> list[tuple[str, str]]:
+    """The overrides of one axis, each with what it adds to an arm's id; a value that is alone adds nothing."""
+    if len(set(values)) < len(values):
+        raise PlanError(f"--{name} has a value twice: {', '.join(f'{value:g}' for value in values)}")
+    if not values:
+        return [("", "")]
+    return [(f"{key}={value!r}", f"-{name}{value:g}" if len(values) > 1 else "") for value in values]
+
+
+def make_arm(recipe: str | Path, method: Method, setting: Sequence[tuple[str, str]], overrides: Sequence[str]) -> Arm:
+    crossed = [override for override, _ in setting if override]
+    config = load_recipe(recipe, [*overrides, *crossed, *method.overrides])
+    explicit = {override.partition("=")[0].strip() for override in overrides}
+    return Arm(method.id + safe("".join(suffix for _, suffix in setting)), method, paced(config, explicit))
+
+
+def check_different(arms: Sequence[Arm]) -> None:
+    """Raise if two methods come to the same: their runs would be equal to the bit, and look like no effect."""
+    for one, other in itertools.combinations(arms, 2):
+        same = (one.setting, one.method.name, one.options) == (other.setting, other.method.name, other.options)
+        if same and one.config == other.config:
+            raise PlanError(f"{one.id} and {other.id} are the same method with the same options")
+
+
+def paced(config: Config, explicit: set[str]) -> Config:
+    """The recipe with intervals that suit a comparison, save those that the user set.
+
+    Curves of at least 20 points, 100 readings of the monitor, samples at the end, a checkpoint every tenth.
+    """
+    training, steps = config.training, config.training.steps
+    every = min(training.validate_every or steps, max(1, steps // POINTS))
+    intervals = {
+        "validate_every": every,
+        "log_every": min(training.log_every, max(1, every // 4)),  # Most laps have no evaluation in their time.
+        "sample_every": steps,
+        "checkpoint_every": min(training.checkpoint_every, max(1, steps // 10)),
+        "keep_last": 1,
+        "monitor_every": None if training.compile else training.monitor_every or max(1, steps // READINGS),
+    }
+    kept = {key: value for key, value in intervals.items() if f"training.{key}" not in explicit}
+    found = Config.model_validate({**config.model_dump(), "training": {**training.model_dump(), **kept}})
+    check_points(found)
+    return found
+
+
+def check_points(config: Config) -> None:
+    every, steps = config.training.validate_every, config.training.steps
+    points = 0 if every is None else math.ceil(steps / every)
+    if points < FEWEST_POINTS:
+        raise PlanError(
+            f"training.validate_every={every} leaves {points} points on a curve of {steps} steps, and a comparison "
+            f"needs {FEWEST_POINTS}: leave validate_every to compare, or train longer"
+        )
+
+
+def constant(value: Any) -> str:
+    """
+    >>> constant(2**-0.5), constant(0.7), constant("elu")
+    ('1/√2', '0.7', 'elu')
+    """
+    if isinstance(value, float) and math.isclose(value, 2**-0.5):
+        return "1/√2"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def safe(name: str) -> str:
+    """A name without what folders or shells take for something else."""
+    return "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in name)

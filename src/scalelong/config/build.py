@@ -1,0 +1,119 @@
+"""From a recipe to its network and its diffusion process."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..diffusion import DiffusionProcess, build_schedule
+from ..models import UViT
+from ..models.presets import build_text_unet, build_unet
+from ..skips import AbsorbedScalingWarning, scale_skips
+from .load import load_recipe, recipe_names
+from .schema import Config, DiffusionConfig, ScalingConfig, UNetConfig, UViTConfig
+
+
+def build_model(config: Config) -> nn.Module:
+    """The recipe's network on the CPU, with its skips scaled; the weights are a function of the recipe alone.
+
+    The global random state is left as it was. Recipes that differ in scaling only start from the same network.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return scale(build_network(config), config.scaling)
+
+
+def build_network(config: Config) -> nn.Module:
+    """The network before its skips are scaled, on the current default device."""
+    if isinstance(config.model, UViTConfig):
+        return build_uvit(config, config.model)
+    return build_levels(config, config.model)
+
+
+def build_uvit(config: Config, model: UViTConfig) -> UViT:
+    """A U-ViT that takes label and text as tokens."""
+    options = model.model_dump(exclude={"kind", "init_std"})
+    if config.labels is not None:
+        options["num_classes"] = config.labels.embeddings
+    if config.text is not None:
+        options |= {"clip_dim": config.text.width, "num_clip_token": config.text.max_length}
+    return UViT(**options, init_std=model.weight_std)
+
+
+def build_levels(config: Config, model: UNetConfig) -> nn.Module:
+    """diffusers' UNet with one level per width; labels enter with the time, text by cross-attention."""
+    attends = "Attn" if config.text is None else "CrossAttn"
+    kinds = [attends if side in model.attention else "" for side in model.resolutions]
+    options: dict[str, Any] = {
+        "sample_size": model.sample_size,
+        "in_channels": model.in_channels,
+        "out_channels": model.in_channels,
+        "block_out_channels": model.block_out_channels,
+        "layers_per_block": model.depth,
+        "down_block_types": tuple(f"{kind}DownBlock2D" for kind in kinds),
+        "up_block_types": tuple(f"{kind}UpBlock2D" for kind in reversed(kinds)),
+        "norm_num_groups": model.norm_num_groups,
+        "norm_eps": model.norm_eps,
+        "dropout": model.dropout,
+        "resnet_time_scale_shift": "scale_shift" if model.time_scale_shift else "default",
+        "downsample_padding": model.downsample_padding,
+        "flip_sin_to_cos": model.flip_sin_to_cos,
+        "freq_shift": model.freq_shift,
+        "num_class_embeds": None if config.labels is None else config.labels.embeddings,
+    }
+    if config.text is not None:
+        return build_text_unet(**options, **text_options(model, config.text.width))
+    # The middle attends when any level does. diffusers drops the norm before its attention under scale_shift.
+    options |= {"add_attention": bool(model.attention), "attention_head_dim": model.attention_head_dim}
+    return build_unet(**options, attn_norm_num_groups=model.norm_num_groups if model.time_scale_shift else None)
+
+
+def text_options(model: UNetConfig, width: int) -> dict[str, Any]:
+    """What the UNet with cross-attention calls by other names: its `attention_head_dim` counts heads."""
+    heads = tuple(max(1, size // (model.attention_head_dim or size)) for size in model.block_out_channels)
+    return {"cross_attention_dim": width, "attention_head_dim": heads}
+
+
+def scale(network: nn.Module, config: ScalingConfig) -> nn.Module:
+    return scale_skips(network, config.method, where=config.where, **config.options)
+
+
+def build_process(config: DiffusionConfig) -> DiffusionProcess:
+    schedule = build_schedule(config.schedule, time=config.time, num_steps=config.steps)
+    return DiffusionProcess(schedule, config.prediction, min_snr_gamma=config.min_snr_gamma)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """How many numbers are trained."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+@dataclass(frozen=True)
+class RecipeSummary:
+    """One row of the table of recipes."""
+
+    name: str
+    parameters: int
+    data: str
+    steps: int
+    description: str
+
+
+def summarise(config: Config) -> RecipeSummary:
+    """What a recipe trains, on what and for how long; no weight is allocated."""
+    with torch.device("meta"):
+        network = build_network(config)
+    with warnings.catch_warnings():
+        # That a norm cancels the scaling is said when the recipe is trained.
+        warnings.simplefilter("ignore", AbsorbedScalingWarning)
+        parameters = count_parameters(scale(network, config.scaling))
+    return RecipeSummary(config.name, parameters, config.data.source, config.training.steps, config.description)
+
+
+def recipe_summaries() -> list[RecipeSummary]:
+    """The rows of all recipes that come with the package."""
+    return [summarise(load_recipe(name)) for name in recipe_names()]

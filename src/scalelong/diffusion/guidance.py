@@ -1,0 +1,126 @@
+"""What a network is told about an image, how training drops it, and how sampling guides by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .samplers import Predictor, noise_predictor
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The conditions of some images, those that the network takes. Shape: labels (B,), text (B, L, D)."""
+
+    labels: Tensor | None = None
+    text: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Condition:
+        return Condition(*(None if value is None else function(value) for value in (self.labels, self.text)))
+
+    def to(self, device: torch.device) -> Condition:
+        return self.map(lambda value: value.to(device))
+
+    def __getitem__(self, own: slice | Tensor) -> Condition:
+        return self.map(lambda value: value[own])
+
+    def chunk(self, parts: int) -> list[Condition]:
+        """Equal parts in order."""
+        columns = [[None] * parts if value is None else value.chunk(parts) for value in (self.labels, self.text)]
+        return [Condition(*part) for part in zip(*columns, strict=True)]
+
+
+NOTHING = Condition()
+
+MOST_TOGETHER = 16
+"""Images that a CPU draws with and without their condition in one pass; measured by benchmarks/sample.py."""
+
+PairPredictor = Callable[[Tensor, Tensor], Sequence[Tensor]]
+"""Two predictions for image and time."""
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """How a recipe's network is told its condition, and what stands for none. Shape: empty_text (L, D)."""
+
+    names: tuple[str, str]
+    """The keywords of labels and of text in the network's forward."""
+    takes_labels: bool = False
+    takes_text: bool = False
+    no_label: int | None = None
+    empty_text: Tensor | None = None
+    drop: float = 0.0
+
+    def of(self, batch: Any) -> Condition:
+        """The condition of a batch, or of picked examples: what the network takes and no more."""
+        return Condition(batch.labels if self.takes_labels else None, batch.text if self.takes_text else None)
+
+    def predictor(self, model: Callable[..., Any], condition: Condition = NOTHING) -> Predictor:
+        """The network as a function of image and time."""
+        values = zip(self.names, (condition.labels, condition.text), strict=True)
+        given = {name: value for name, value in values if value is not None}
+        return noise_predictor(partial(model, **given) if given else model)
+
+    def drop_condition(self, condition: Condition, chosen: Tensor) -> Condition:
+        """The condition with none in its place where chosen. Shape: chosen (B,), bool."""
+        labels, text = condition.labels, condition.text
+        if labels is not None and self.no_label is not None:
+            labels = labels.masked_fill(chosen, self.no_label)
+        if text is not None and self.empty_text is not None:
+            text = torch.where(chosen.view(-1, 1, 1), self.empty_text.to(text), text)
+        return Condition(labels, text)
+
+    def guided(self, model: Callable[..., Any], condition: Condition, guidance: float) -> Predictor:
+        """ε(∅) + w·(ε(c) − ε(∅)), with both in one batch if it is small; w = 1 is the condition alone and 0 is none."""
+        if guidance == 1 or condition == NOTHING:
+            return self.predictor(model, condition)
+        everywhere = torch.ones(_count(condition), dtype=torch.bool, device=_device(condition))
+        without = self.drop_condition(condition, everywhere)
+        if guidance == 0:
+            return self.predictor(model, without)
+        predict = self._one_pass if prefers_one_pass(model, condition) else self._two_passes
+        both = predict(model, without, condition)
+
+        def guide(x: Tensor, t: Tensor) -> Tensor:
+            free, bound = both(x, t)
+            return torch.lerp(free, bound, guidance)
+
+        return guide
+
+    def _one_pass(self, model: Callable[..., Any], first: Condition, second: Condition) -> PairPredictor:
+        stacked = Condition(*map(_stack, (first.labels, first.text), (second.labels, second.text)))
+        predict = self.predictor(model, stacked)
+        return lambda x, t: predict(torch.cat([x, x]), torch.cat([t, t])).chunk(2)
+
+    def _two_passes(self, model: Callable[..., Any], first: Condition, second: Condition) -> PairPredictor:
+        one, other = self.predictor(model, first), self.predictor(model, second)
+        return lambda x, t: (one(x, t), other(x, t))
+
+
+def prefers_one_pass(model: Callable[..., Any], condition: Condition) -> bool:
+    """Whether twice the batch takes less than two passes: not on a CPU, whose caches a large batch leaves."""
+    # Shards need as many passes in every process, whose batches may differ in size.
+    sharded = hasattr(model, "unshard")
+    return sharded or _device(condition).type != "cpu" or _count(condition) <= MOST_TOGETHER
+
+
+def _stack(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return None if first is None or second is None else torch.cat([first, second])
+
+
+def _first(condition: Condition) -> Tensor:
+    values: Sequence[Tensor | None] = (condition.labels, condition.text)
+    return next(value for value in values if value is not None)
+
+
+def _count(condition: Condition) -> int:
+    return len(_first(condition))
+
+
+def _device(condition: Condition) -> torch.device:
+    return _first(condition).device

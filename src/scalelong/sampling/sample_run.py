@@ -1,0 +1,251 @@
+"""Images from a trained run."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from ..config.build import build_process
+from ..config.conditioning import conditioning_of, spread_labels
+from ..config.errors import config_errors
+from ..config.inputs import Inputs, open_inputs
+from ..config.load import RecipeError
+from ..config.schema import Config, Weights
+from ..data.encoders import LatentEncoder, TextEncoder
+from ..diffusion import sample, to_uint8
+from ..diffusion.guidance import NOTHING, Condition, Conditioning
+from ..runs.checkpoint import Checkpoint
+from ..runs.choice import choose_checkpoint
+from ..runs.model import load_network, weights_digest
+from ..runs.run_dir import Run
+from ..utils.device import best_device, check_compiler, own_device
+from ..utils.distributed import Rank
+from .sample_folder import Draw, Progress, SampleFolder
+
+logger = logging.getLogger(__name__)
+
+Conditions = Callable[[range], Condition]
+"""The conditions of the images of these numbers."""
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """What to draw: images of a class, of a prompt or of both; else all classes by turns, or validation captions."""
+
+    label: int | None = None
+    prompt: str | None = None
+
+
+def sample_run(
+    folder: str | Path,
+    count: int = 64,
+    *,
+    steps: int | None = None,
+    sampler: str | None = None,
+    guidance: float | None = None,
+    wish: SampleRequest | None = None,
+    seed: int = 0,
+    weights: Weights = "ema",
+    checkpoint: str | int = "last",
+    batch: int = BATCH,
+    compile: bool = False,
+    progress: Progress = lambda done, count: None,
+) -> Path:
+    """Draw images with a checkpoint of a run; returns the folder of the PNGs and `grid.png`, complete or absent.
+
+    Image k has the seed `seed + k`, so it does not depend on how many are drawn. Images that are there are not drawn
+    again, after an interruption or for a larger `count`; processes started by torchrun share the rest. On one machine
+    the files are the same to the bit at the same `batch` and number of threads, and with others but for rounding.
+    `compile` takes its time once for every size of batch, draws faster then, and has a folder of its own. `checkpoint`
+    is last, best or a step. What is not given is as the recipe's `sampling:` block says.
+    """
+    run, wish = Run(Path(folder)), wish or SampleRequest()
+    given = {"steps": steps, "sampler": sampler, "guidance": guidance}
+    config = with_sampling(run.config(), **{key: value for key, value in given.items() if value is not None})
+    check_request(config, wish)
+    chosen = choose_checkpoint(run, checkpoint)
+    settings = describe_drawing(config, wish, chosen, weights, seed)
+    name = title(config, wish, chosen.step, weights, seed)
+    if compile:
+        check_compiler(best_device())
+        # Compiled code rounds differently: a grey level here and there.
+        settings, name = {**settings, "compiled": True}, f"{name}-compiled"
+
+    place = run.samples / name
+
+    def draw() -> Draw:
+        conditioning, conditions = conditions_of(config, wish)
+        network = load_network(config, chosen, weights, compile=compile)
+        return Sampler(network, config, conditioning, conditions, seed).draw
+
+    SampleFolder(place, settings, count, batch, config.data.image_shape).fill(draw, Rank.here(), progress)
+    return place
+
+
+def describe_drawing(
+    config: Config, wish: SampleRequest, checkpoint: Checkpoint, weights: Weights, seed: int
+) -> dict[str, Any]:
+    """All that an image depends on, besides its number and its batch."""
+    sampling = config.sampling
+    return {
+        "weights": weights,
+        "step": checkpoint.step,
+        "sha256": weights_digest(checkpoint, weights),
+        "seed": seed,
+        "sampler": sampling.sampler,
+        "steps": min(sampling.steps, config.diffusion.steps),
+        "guidance": sampling.guidance if config.conditional else None,
+        "class": wish.label,
+        "prompt": wish.prompt,
+    }
+
+
+def with_sampling(config: Config, **given: object) -> Config:
+    """The recipe with other settings of its `sampling:` block, checked like the recipe's own."""
+    raw = {**config.model_dump(), "sampling": {**config.sampling.model_dump(), **given}}
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        places = {(): "the run's recipe", **{("sampling", key): f"--{key}" for key in given}}
+        raise RecipeError("\n".join(config_errors(error, raw, places))) from error
+
+
+def title(config: Config, wish: SampleRequest, step: int, weights: Weights, seed: int) -> str:
+    """A name for a folder of samples that says how they were drawn; for a prompt, which may hold anything, its hash."""
+    sampling = config.sampling
+    parts = [f"step-{step:06d}-{weights}-seed-{seed}-{sampling.sampler}-{sampling.steps}-steps"]
+    parts += [f"guidance-{sampling.guidance:g}"] if config.conditional else []
+    parts += [f"class-{wish.label}"] if wish.label is not None else []
+    parts += [f"prompt-{hashlib.sha256(wish.prompt.encode()).hexdigest()[:8]}"] if wish.prompt is not None else []
+    return "-".join(parts)
+
+
+def check_request(config: Config, wish: SampleRequest) -> None:
+    if wish.label is not None and config.labels is None:
+        raise ValueError("this run has no classes to choose from")
+    if wish.prompt is not None and config.text is None:
+        raise ValueError("this run knows no text: leave the prompt out")
+    spread_labels(config, 1, wish.label)
+
+
+def conditions_of(config: Config, wish: SampleRequest) -> tuple[Conditioning, Conditions]:
+    """How the network is conditioned, and on what for any images: the text of all of them may not fit in memory."""
+
+    def labels(own: range) -> Condition:
+        return spread_labels(config, own.stop, wish.label)[own.start : own.stop]
+
+    if config.text is None:
+        return conditioning_of(config), labels
+    if wish.prompt is not None:
+        text, empty = TextEncoder(config.text, own_device()).encode([wish.prompt, ""]).clone().cpu()
+        return conditioning_of(config, empty), lambda own: Condition(labels(own).labels, text.expand(len(own), -1, -1))
+    inputs = open_inputs(config)
+    conditioning = conditioning_of(config, inputs.empty_text)
+
+    def captions(own: range) -> Condition:
+        found = validation_condition(inputs, conditioning, len(own), first=own.start)
+        return found if wish.label is None else replace(found, labels=labels(own).labels)
+
+    return conditioning, captions
+
+
+def fixed(condition: Condition) -> Conditions:
+    """Conditions that are all there already, the k-th for image k."""
+    return lambda own: condition[own.start : own.stop]
+
+
+def validation_condition(inputs: Inputs, conditioning: Conditioning, count: int, *, first: int = 0) -> Condition:
+    """The conditions of the validation examples from the first on, over and over if there are fewer."""
+    rows = torch.arange(first, first + count) % len(inputs.validation)
+    return conditioning.of(inputs.validation.pick(rows, torch.zeros_like(rows)))
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A model in eval mode, and all that it takes to draw images of it; image k is drawn from the seed `seed + k`."""
+
+    model: nn.Module
+    config: Config
+    conditioning: Conditioning
+    conditions: Conditions
+    seed: int = 0
+
+    def draw(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
+        """Images, in one batch. Shape: (len(numbers), C, H, W), uint8."""
+        config, sampling = self.config, self.config.sampling
+        with without_gradients(self.model):
+            drawn = sample(
+                self.conditioning.guided(self.model, self.conditions(numbers).to(self.device), sampling.guidance),
+                build_process(config.diffusion),
+                config.sample_shape,
+                seeds=[self.seed + number for number in numbers],
+                steps=min(sampling.steps, config.diffusion.steps),
+                sampler=sampling.sampler,
+                clip=config.latents is None,
+                device=self.device,
+                progress=lambda done, steps: progress(done / steps),
+            )
+        images = drawn if self.decoder is None else self.decoder.decode(drawn)
+        warn_of_overflow(images, numbers)
+        return to_uint8(images).cpu()
+
+    def images(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
+        """Any number of images, in batches that depend on the first number alone. Shape: (B, C, H, W), uint8."""
+        batches = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
+        return torch.cat([self.draw(batch, part_of(numbers, batch, progress)) for batch in batches])
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def decoder(self) -> LatentEncoder | None:
+        latents = self.config.latents
+        return None if latents is None else LatentEncoder(latents, self.device)
+
+
+def without_gradients(network: nn.Module) -> AbstractContextManager[None]:
+    """Nothing in it is noted for gradients, nor could be later.
+
+    Shards keep the weights that they gather, and could not train with them afterwards.
+    """
+    return torch.no_grad() if hasattr(network, "unshard") else torch.inference_mode()
+
+
+def part_of(whole: range, part: range, progress: Callable[[float], None]) -> Callable[[float], None]:
+    """Takes what share of a part is done, and tells what share of the whole is."""
+    before = part.start - whole.start
+    return lambda share: progress((before + share * len(part)) / len(whole))
+
+
+def warn_of_overflow(images: Tensor, numbers: range) -> None:
+    """Say it where a network gave something that is no colour. Shape: (B, C, H, W)."""
+    broken = int(images.isnan().flatten(1).any(1).sum())
+    if broken:
+        what = f"{broken} of the images {numbers.start} to {numbers.stop - 1}"
+        logger.warning("%s are not numbers everywhere, and black there: the network has diverged", what)
+
+
+def draw(
+    model: nn.Module,
+    config: Config,
+    conditioning: Conditioning,
+    condition: Condition = NOTHING,
+    *,
+    count: int,
+    seed: int = 0,
+) -> Tensor:
+    """Images of a model in eval mode, image k from the seed `seed + k`. Shape: (count, C, H, W), uint8."""
+    return Sampler(model, config, conditioning, fixed(condition), seed).images(range(count))

@@ -1,0 +1,165 @@
+"""How a run's end is told: what it diverged of, and how it bears extra noise."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from comparison_cases import tiny_plan
+
+from scalelong.compare import outcome, worker
+from scalelong.compare.collect import RunRecord, Series, collect
+from scalelong.compare.outcome import SIGMAS, Outcome, read_outcome
+from scalelong.compare.plan import PlannedRun
+from scalelong.evaluation import Evaluation, Figure, Plan
+from scalelong.evaluation.results import record
+from scalelong.guard.nonfinite import Guard, TrainingDiverged
+from scalelong.runs import Run, read_metrics
+from scalelong.training.display import Silent
+
+AT_ONCE = "optim.warmup_steps=0"
+
+
+def planned(*more: str, method: str = "cs") -> PlannedRun:
+    return tiny_plan(method, seeds=1, more=more).runs[0]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out, run = tmp_path_factory.mktemp("finished"), planned()
+    assert worker.run(run.config, out / run.folder, Silent())["status"] == "finished"
+    return out
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_without_extra_noise_the_loss_is_the_runs_own_validation_loss(precision: str, tmp_path: Path) -> None:
+    run = planned(f"training.precision={precision}")
+    folder = tmp_path / run.folder
+    worker.run(run.config, folder, Silent())
+    found = read_outcome(folder)
+    assert found is not None and found.noise_losses is not None
+    assert len(found.noise_losses) == len(SIGMAS) and SIGMAS[0] == 0
+    last = [line for line in read_metrics(Run(folder).metrics.path) if "validation_loss_ema" in line][-1]
+    assert found.noise_losses[0] == last["validation_loss_ema"]
+    assert len(set(found.noise_losses)) == len(SIGMAS), "each σ is measured for itself"
+
+
+def test_a_run_that_has_ended_is_not_touched_again(finished: Path) -> None:
+    run = planned()
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("metrics.jsonl")}
+    assert worker.run(run.config, finished / run.folder, Silent())["status"] == "finished"
+    assert before and before == {path: path.stat().st_mtime_ns for path in finished.rglob("metrics.jsonl")}
+
+
+def test_a_record_holds_what_the_run_has_written(finished: Path) -> None:
+    found = collect(finished, planned())
+    assert found.losses.steps == tuple(range(1, 11)) and found.step == 10
+    assert found.curve.losses == found.losses.values
+    # Two skips at depth 4: the outermost keeps 1, the other has κ.
+    assert found.coefficients == {1: 1.0, 2: pytest.approx(0.7)}
+    # The index is given from the fifth reading on.
+    assert found.oscillation["feature"].steps == found.oscillation["gradient"].steps == tuple(range(5, 11))
+    assert found.seconds > 0 and found.seconds_per_step is not None
+
+
+def test_the_event_of_an_oscillation_is_no_reading(finished: Path, tmp_path: Path) -> None:
+    run = planned()
+    shutil.copytree(finished / run.folder, tmp_path / run.folder)
+    event = {"step": 10, "event": "oscillation", "skip": 2, "skip_swing": 0.5, "message": "training oscillates"}
+    for _ in range(10):
+        Run(tmp_path / run.folder).metrics.write(event)
+    assert collect(tmp_path, run).coefficients == collect(finished, run).coefficients
+
+
+@pytest.mark.parametrize("first", [60.0, 600.0], ids=["shorter", "longer"])
+def test_the_seconds_of_a_run_are_those_of_all_its_sessions(first: float, finished: Path, tmp_path: Path) -> None:
+    """Whether the first lap after it goes on is shorter or longer than all that came before."""
+    run = planned()
+    shutil.copytree(finished / run.folder, tmp_path / run.folder)
+    folder = Run(tmp_path / run.folder)
+    folder.environment_file.write_text(json.dumps([{"step": 0}, {"step": 4}, {"step": 6}]))
+    seconds = [1.0, 2.0, 3.0, 100.0, first, first + 1, 5.0, 6.0, 7.0, 8.0]
+    lines = [{"step": step, "seconds": value} for step, value in enumerate(seconds, start=1)]
+    folder.metrics.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert collect(tmp_path, run).seconds == 100.0 + first + 1 + 8.0
+
+
+@pytest.mark.parametrize("rate", ["1.0", "1e30"], ids=["far above", "not a number"])
+def test_a_run_that_ends_far_above_its_start_or_without_a_number_has_diverged(rate: str, tmp_path: Path) -> None:
+    # More skipped steps than there are: the guard lets the run come to its end.
+    run = planned(f"optim.lr={rate}", AT_ONCE, "training.max_skipped=20")
+    answer = worker.run(run.config, tmp_path / run.folder, Silent())
+    assert answer["status"] == "diverged"
+    assert answer["message"].startswith("final validation loss") and "untrained" in answer["message"]
+    collected = collect(tmp_path, run)
+    assert collected.final_loss == collected.curve.losses[-1] == float("inf")
+    content = (tmp_path / run.folder / outcome.FILE).read_text()
+    json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_run_that_the_guard_gives_up_has_diverged_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = Guard.check
+
+    def give_up(self: Guard, *args: object, step: int = 0, **options: object) -> object:
+        if step == 7:
+            raise TrainingDiverged("training diverged: the numbers were not finite")
+        return check(self, *args, step=step, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Guard, "check", give_up)
+    run = planned()
+    answer = worker.run(run.config, tmp_path / run.folder, Silent())
+    assert answer == {"status": "diverged", "message": "training diverged: the numbers were not finite"}
+    collected = collect(tmp_path, run)
+    assert collected.outcome is not None and collected.outcome.step == collected.step == 7
+    assert collected.outcome.initial_loss is not None
+    assert not math.isfinite(collected.final_loss), "it never reached a final loss"
+
+
+def evaluation(step: int, distance: float, weights: str = "ema", images: int = 20) -> Evaluation:
+    facts = {"network": "efficientnet-lite0", "images": images}
+    return Evaluation(facts, {"FD-EffNet": Figure(distance), "recall": Figure(0.5)}, step, weights)
+
+
+def test_the_curve_of_distances_is_that_of_one_kind_of_evaluation(finished: Path, tmp_path: Path) -> None:
+    run = planned("evaluation.images=20")
+    shutil.copytree(finished / run.folder, tmp_path / run.folder)
+    assert collect(tmp_path, run).distances == Series()
+    # The last one was made by hand, with more images than the recipe asks for.
+    found = [evaluation(5, 40.0), evaluation(5, 9.0, "raw"), evaluation(10, 30.0), evaluation(10, 70.0, images=50)]
+    record(tmp_path / run.folder, found)
+    collected = collect(tmp_path, run)
+    assert (collected.distance_name, collected.distances) == ("FD-EffNet", Series((5, 10), (40.0, 30.0)))
+    assert (collected.final_distance, collected.raw_distance) == (30.0, None)
+    record(tmp_path / run.folder, [evaluation(10, 50.0, "raw")])
+    assert collect(tmp_path, run).raw_distance == 50.0
+
+
+@pytest.mark.parametrize("status", ["diverged", "stopped early"])
+def test_a_run_that_did_not_come_to_its_end_has_no_final_distance(status: str) -> None:
+    ended = Outcome("diverged" if status == "diverged" else "finished", 10, None, 1.0)
+    distances = Series((5, 10), (40.0, 30.0)) if status == "diverged" else Series((5,), (40.0,))
+    assert RunRecord(0, "runs/cs/seed-0", 10, ended, distances=distances).final_distance is None
+
+
+def test_a_last_step_that_a_signal_kept_from_being_evaluated_is_evaluated_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Plan] = []
+    monkeypatch.setattr(worker, "evaluate_run", lambda folder, plan: asked.append(plan))
+    wanted = planned("evaluation.every=5", "evaluation.images=20").config
+    record(tmp_path, [evaluation(5, 40.0)])
+    worker.evaluate_end(tmp_path, wanted)
+    assert asked == [Plan(20, ("ema",), wanted.evaluation.network)]
+    record(tmp_path, [evaluation(10, 30.0)])
+    worker.evaluate_end(tmp_path, wanted)
+    both = planned("evaluation.every=5", "evaluation.images=20", "evaluation.weights=both").config
+    worker.evaluate_end(tmp_path, both)
+    assert asked[1:] == [Plan(20, ("raw",), wanted.evaluation.network)]
+    asked.pop()
+    worker.evaluate_end(tmp_path / "no evaluation asked for", planned().config)
+    assert len(asked) == 1

@@ -1,0 +1,145 @@
+"""What is compared, and what is refused before anything is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from comparison_cases import tiny_plan
+
+from scalelong.compare.folder import check_plan, save_plan
+from scalelong.compare.plan import PlanError, make_plan
+from scalelong.config import RecipeError
+from scalelong.runs import RunError
+from scalelong.runs.run_dir import flatten
+from scalelong.skips import METHODS
+
+
+def test_the_arms_of_a_setting_differ_in_the_scaling_only() -> None:
+    plan = tiny_plan(*METHODS)
+    base, *others = [flatten(arm.config.model_dump(mode="json")) for arm in plan.arms]
+    for other in others:
+        assert {key for key in base if base[key] != other[key]} <= {key for key in base if key.startswith("scaling.")}
+    assert [arm.config.scaling.method for arm in plan.arms] == list(METHODS)
+
+
+def test_every_method_meets_every_rate_depth_and_batch_size_with_every_seed() -> None:
+    plan = tiny_plan("none", "ls", seeds=3, rates=[1e-3, 2e-3], depths=[2, 4], batches=[4, 8])
+    assert len(plan.arms) == 2 * 2 * 2 * 2
+    assert len({(arm.method.name, arm.lr, arm.depth, arm.batch) for arm in plan.arms}) == len(plan.arms)
+    assert len({run.folder for run in plan.runs}) == len(plan.runs) == 3 * len(plan.arms)
+    assert all(base.setting == arm.setting and base.method.name == "none" for arm, base in plan.pairs())
+    assert len(list(plan.pairs())) == len(plan.arms) // 2
+
+
+def test_seeds_count_from_the_recipes_own() -> None:
+    plan = tiny_plan(seeds=3, more=("seed=7",))
+    assert plan.seeds == (7, 8, 9)
+    assert {(run.seed, run.config.seed, run.folder.name) for run in plan.runs} == {
+        (seed, seed, f"seed-{seed}") for seed in (7, 8, 9)
+    }
+
+
+def test_no_arm_is_always_the_first_of_its_seed() -> None:
+    plan = tiny_plan("none", "cs", "ls", seeds=3)
+    firsts = [run.arm.id for run in plan.runs][::3]
+    assert sorted(firsts) == ["cs", "ls", "none"]
+
+
+def test_a_method_carries_its_options_into_its_config_id_and_label() -> None:
+    plan = tiny_plan("none", "cs", "cs:kappa=0.5", "uniform", "ls:ratio=4:activation=elu")
+    assert [(arm.id, arm.label) for arm in plan.arms] == [
+        ("none", "none"),
+        ("cs", "CS κ=0.7"),
+        ("cs-kappa0.5", "CS κ=0.5"),
+        ("uniform", "uniform 1/√2"),
+        ("ls-ratio4-activationelu", "LS ratio 4 activation elu"),
+    ]
+    assert plan.arms[2].config.scaling.kappa == 0.5
+    assert plan.arms[4].config.scaling.options == {"ratio": 4, "activation": "elu"}
+
+
+def test_scaling_before_and_after_the_norm_can_be_told_apart() -> None:
+    before, after = make_plan("digits", ["cs", "cs:where=after-norm"]).arms
+    assert (before.label, after.label) == ("CS κ=0.7", "CS κ=0.7 after-norm")
+    assert after.options == {"kappa": 0.7, "where": "after-norm"}
+
+
+def test_an_arms_id_is_a_safe_name_of_one_folder() -> None:
+    for arm in tiny_plan("none", "learnable:init=-0.5", rates=[1e-5, 2e-5]).arms:
+        assert re.fullmatch(r"[A-Za-z0-9._-]+", arm.id)
+
+
+def test_the_baseline_is_none_or_else_the_first_method() -> None:
+    assert tiny_plan("cs", "none").baseline.name == "none"
+    assert tiny_plan("cs", "ls").baseline.name == "cs"
+
+
+@pytest.mark.parametrize(("steps", "every"), [(3200, 160), (40, 2), (10, 1)])
+def test_curves_have_at_least_twenty_points_where_the_steps_allow(steps: int, every: int) -> None:
+    training = tiny_plan(more=(f"training.steps={steps}",)).arms[0].config.training
+    assert training.validate_every == every
+    assert training.checkpoint_every <= max(1, steps // 10)
+
+
+def test_a_recipe_that_evaluates_more_often_and_a_user_who_sets_an_interval_are_heeded() -> None:
+    finer = tiny_plan(more=("training.steps=4000", "training.validate_every=50")).arms[0].config.training
+    assert (finer.validate_every, finer.monitor_every) == (50, 40)
+    chosen = tiny_plan(more=("training.steps=1000", "training.validate_every=100", "training.monitor_every=7"))
+    assert (chosen.arms[0].config.training.validate_every, chosen.arms[0].config.training.monitor_every) == (100, 7)
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "message"),
+    [
+        (["none", "unifrom"], {}, "no method 'unifrom'; did you mean 'uniform'"),
+        (["none", "cs:kappa"], {}, "write options as cs:option=value"),
+        (["cs", "cs"], {}, "'cs' twice"),
+        (["cs", "cs:kappa=0.7"], {}, "cs and cs-kappa0.7 are the same method"),
+        ([], {}, "no methods to compare"),
+        (["none"], {"seeds": 0}, "at least one seed, got 0"),
+        (["none"], {"rates": [1e-3, 1e-3]}, "--lr has a value twice: 0.001, 0.001"),
+        (["none"], {"overrides": ["training.steps=4"]}, "leaves 4 points on a curve of 4 steps"),
+        (["none"], {"overrides": ["training.validate_every=1000"]}, "training.validate_every=1000 leaves 4 points"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_reason(methods: list[str], options: dict, message: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)):
+        make_plan("digits", methods, **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"), [("cs:kappa=2", "scaling.kappa: must be less than or equal to 1"), ("cs:ratio=4", "ratio")]
+)
+def test_an_option_that_the_method_does_not_take_is_an_error_of_the_recipe(method: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        make_plan("digits", [method])
+
+
+def test_a_comparison_may_be_gone_on_with_and_extended(tmp_path: Path) -> None:
+    save_plan(tmp_path / "out", tiny_plan("none", "cs", seeds=2), "first")
+    check_plan(tmp_path / "out", tiny_plan("none", "cs", seeds=2))
+    check_plan(tmp_path / "out", tiny_plan("none", "cs", "ls", seeds=5))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (tiny_plan("none", "ls"), "holds a comparison with cs, which is not asked for now"),
+        (tiny_plan("none", "cs", seeds=1), "holds a comparison with 2 seeds, now 1"),
+        (tiny_plan("none", "cs", more=("training.steps=20",)), "training.steps 10 → 20"),
+        (tiny_plan("none", "cs", more=("optim.lr=0.5",)), "optim.lr 0.004 → 0.5"),
+    ],
+)
+def test_another_comparison_in_the_folder_is_refused(tmp_path: Path, other: object, message: str) -> None:
+    save_plan(tmp_path, tiny_plan("none", "cs"), "first")
+    with pytest.raises(PlanError, match=re.escape(message)):
+        check_plan(tmp_path, other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("file", "message"), [("thesis.tex", "holds other files"), ("config.yaml", "a single run")])
+def test_a_folder_with_other_files_is_refused(file: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises((RunError, PlanError), match=message):
+        check_plan(tmp_path, tiny_plan())
