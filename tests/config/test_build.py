@@ -10,8 +10,10 @@ from torch import nn
 
 from scalelong import METHODS, find_skips
 from scalelong.config.build import build_model, build_process, count_parameters, recipe_summaries, summarise
+from scalelong.config.conditioning import conditioning_of
 from scalelong.config.load import load_recipe, recipe_names
 from scalelong.config.schema import Config
+from scalelong.diffusion.guidance import Condition
 from scalelong.models import UViT
 
 SMALL = ["model.embed_dim=32", "model.num_heads=2", "model.depth=4"]
@@ -111,3 +113,26 @@ def test_the_process_is_the_one_of_the_diffusion_block() -> None:
     assert type(process.schedule).__name__ == "SqrtLinearSchedule"
     assert (process.schedule.time, process.schedule.num_steps) == ("continuous", 50)
     assert (process.prediction, process.min_snr_gamma) == ("x0", 5.0)
+
+
+SIZE = ("model.block_out_channels=[32, 64]", "model.depth=1", "model.attention=[16]")
+COMPILED = {
+    "unet": ("cifar10-tiny-unet", *SIZE),
+    "text unet": ("flickr-tiny-unet", *SIZE),
+    "uvit": ("cifar10-tiny-uvit", "model.embed_dim=64", "model.depth=2"),
+}
+
+
+@pytest.mark.parametrize("recipe", COMPILED)
+def test_a_network_is_compiled_in_one_piece(recipe: str) -> None:
+    name, *overrides = COMPILED[recipe]
+    config = load_recipe(name, overrides)
+    network = build_model(config).eval()
+    text = config.text
+    condition = Condition(text=None if text is None else torch.randn(2, text.max_length, text.width))
+    inputs = torch.randn(2, 3, 32, 32), torch.tensor([3, 700])
+    torch.compiler.reset()
+    compiled = torch.compile(network, fullgraph=True, backend="eager")
+    found, expected = (conditioning_of(config).predictor(each, condition)(*inputs) for each in (compiled, network))
+    torch.testing.assert_close(found, expected)
+    torch.compiler.reset()
