@@ -24,8 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import accelerate  # noqa: F401 (what a run imports when it needs it, imported once for all children)
-import diffusers  # noqa: F401
+import diffusers  # noqa: F401 (what a run imports when it needs it, imported once for all children)
 import sklearn.datasets  # noqa: F401
 import torch
 import torch._dynamo
@@ -34,11 +33,10 @@ from safetensors.torch import save_file
 
 from scalelong.cli.commands import app
 from scalelong.data import Batch
-from scalelong.evaluation import Evaluator, periodic
-from scalelong.monitor.monitor import SkipMonitor
+from scalelong.evaluation import periodic
 from scalelong.monitor.readings import with_nulls
 from scalelong.runs import Run
-from scalelong.training import due
+from scalelong.training import samples
 from scalelong.training.loss import DiffusionLoss, NoisyBatch
 
 torch.set_num_threads(1)
@@ -131,8 +129,7 @@ def fork(plan: dict[str, Any], rank: int, port: int) -> int:
         elif plan.get("readings"):
             keep_readings(plan, rank)
         else:
-            evaluate = Evaluator.open if plan.get("evaluate") else None
-            run_tiny(Path(plan["out"]), *plan.get("overrides", []), monitor=SkipMonitor, evaluate=evaluate)
+            run_tiny(Path(plan["out"]), *plan.get("overrides", []))
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -166,21 +163,21 @@ def fail_at(name: str) -> None:
 def keep_averages(plan: dict[str, Any], rank: int) -> None:
     """Train, and write this process's own EMA weights beside the checkpoints that the first one writes."""
     trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []))
-    trainer.run()
+    trainer.train()
     save_file(trainer.state.ema.state_dict(), Path(plan["out"]) / f"averages-{rank}.safetensors")
 
 
 def keep_readings(plan: dict[str, Any], rank: int) -> None:
     """Train, and write what this process's own monitor read beside the log that the first one writes."""
-    trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []), monitor=SkipMonitor)
-    trainer.run()
+    trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []))
+    trainer.train()
     readings = [with_nulls(reading.as_dict()) for reading in trainer.monitor.readings()]
     (Path(plan["out"]) / f"readings-{rank}.json").write_text(json.dumps(readings), encoding="utf-8")
 
 
 def measure_slowly(seconds: float) -> None:
     """Let a grid and the figures of an evaluation take this long, and a collective fail after less."""
-    for module, name in ((due, "draw"), (periodic, "measure")):
+    for module, name in ((samples, "draw"), (periodic, "measure")):
         setattr(module, name, delayed(getattr(module, name), seconds))
     torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=0.7 * seconds)
 
@@ -195,13 +192,13 @@ def delayed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 def poison(batch_index: int) -> None:
     """Let this process's noise of one batch be NaN."""
-    draw = DiffusionLoss.noise
+    draw = DiffusionLoss.add_noise
 
     def noise(self: DiffusionLoss, batch: Batch) -> NoisyBatch:
         noised = draw(self, batch)
         return replace(noised, noise=noised.noise * float("nan")) if batch.step == batch_index else noised
 
-    DiffusionLoss.noise = noise
+    DiffusionLoss.add_noise = noise
 
 
 if __name__ == "__main__":

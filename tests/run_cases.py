@@ -15,7 +15,8 @@ from torch import Tensor
 from scalelong.config import Config, load_recipe
 from scalelong.runs import Run, find_start, read_metrics
 from scalelong.runs.metrics import TIMES
-from scalelong.training import Display, Result, Trainer, train
+from scalelong.training import Display, Trainer, TrainResult, train
+from scalelong.training.parallel import Parallel
 
 HERE = Path(__file__).resolve().parent
 
@@ -51,7 +52,7 @@ def tiny(*overrides: str) -> Config:
     return load_recipe("digits", [*TINY, *overrides])
 
 
-def run_tiny(out: Path, *overrides: str, **options: Any) -> Result:
+def run_tiny(out: Path, *overrides: str, **options: Any) -> TrainResult:
     return train(tiny(*overrides), out, **options)
 
 
@@ -62,7 +63,7 @@ def train_unet(out: Path, *overrides: str) -> Path:
 
 def make_trainer(out: Path, *overrides: str, **options: Any) -> Trainer:
     config, run = tiny(*overrides), Run(out)
-    return Trainer(config, run, find_start(run, config), **options)
+    return Trainer(config, run, find_start(run, config), Parallel.open(config.training), **options)
 
 
 def final_tensors(out: Path) -> dict[str, Tensor]:

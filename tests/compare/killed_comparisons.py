@@ -31,7 +31,7 @@ from scalelong.compare import pool, worker
 from scalelong.compare.folder import save_plan
 from scalelong.compare.plan import Plan
 from scalelong.compare.runner import compare
-from scalelong.training.display import Silent
+from scalelong.training.logger import Silent
 
 torch.set_num_threads(1)
 

@@ -13,6 +13,7 @@ from scalelong.runs import Run, find_start
 from scalelong.skips import METHODS
 from scalelong.training import Trainer
 from scalelong.training.loss import DiffusionLoss, NoisyBatch
+from scalelong.training.parallel import Parallel
 
 OWN = "skip_scaling."
 """The name before whatever a method adds to the network."""
@@ -24,18 +25,18 @@ def seen_by(
     """The weights of a run before its first step, and all that it was shown."""
     plan = tiny_plan(method, seeds=2, more=("training.steps=6", *more))
     config, seen = plan.runs[-1].config, []
-    draw = DiffusionLoss.noise
+    draw = DiffusionLoss.add_noise
 
     def spy(self: DiffusionLoss, batch: object) -> NoisyBatch:
         seen.append(draw(self, batch))  # type: ignore[arg-type]
         return seen[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(DiffusionLoss, "noise", spy)
+        patch.setattr(DiffusionLoss, "add_noise", spy)
         run = Run(out / method)
-        trainer = Trainer(config, run, find_start(run, config))
+        trainer = Trainer(config, run, find_start(run, config), Parallel.open(config.training))
         weights = {name: tensor.clone() for name, tensor in trainer.network.state_dict().items()}
-        trainer.run()
+        trainer.train()
     return weights, seen
 
 

@@ -16,9 +16,10 @@ from scalelong.compare.outcome import SIGMAS, Outcome, read_outcome
 from scalelong.compare.plan import PlannedRun
 from scalelong.evaluation import Evaluation, Figure, Plan
 from scalelong.evaluation.results import record
-from scalelong.guard.nonfinite import Guard, TrainingDiverged
+from scalelong.guard.nonfinite import TrainingDiverged
 from scalelong.runs import Run, read_metrics
-from scalelong.training.display import Silent
+from scalelong.training import Trainer
+from scalelong.training.logger import Silent
 
 AT_ONCE = "optim.warmup_steps=0"
 
@@ -103,14 +104,15 @@ def test_a_run_that_ends_far_above_its_start_or_without_a_number_has_diverged(ra
 def test_a_run_that_the_guard_gives_up_has_diverged_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = Guard.check
+    train_step = Trainer.train_step
 
-    def give_up(self: Guard, *args: object, step: int = 0, **options: object) -> object:
-        if step == 7:
+    def give_up(self: Trainer) -> object:
+        if self.state.step == 6:
+            self.logger.record(7, {"event": "diverged"})
             raise TrainingDiverged("training diverged: the numbers were not finite")
-        return check(self, *args, step=step, **options)  # type: ignore[arg-type]
+        return train_step(self)
 
-    monkeypatch.setattr(Guard, "check", give_up)
+    monkeypatch.setattr(Trainer, "train_step", give_up)
     run = planned()
     answer = worker.run(run.config, tmp_path / run.folder, Silent())
     assert answer == {"status": "diverged", "message": "training diverged: the numbers were not finite"}

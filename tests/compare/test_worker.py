@@ -12,7 +12,7 @@ from comparison_cases import tiny_plan
 from scalelong.compare import outcome, pool, worker
 from scalelong.config import Config
 from scalelong.runs import Run
-from scalelong.training.display import Silent
+from scalelong.training.logger import Silent
 
 STOPPED = {"status": "stopped", "message": None}
 

@@ -128,9 +128,9 @@ def test_a_folder_without_permission_fails_in_one_line(tmp_path: Path, monkeypat
 
 
 def test_a_missing_extra_fails_with_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
     result = run("train", *SETS, "--out", tmp_path / "run")
-    assert_fails(result, r'training needs accelerate: pip install "scalelong\[train\]"')
+    assert_fails(result, r'checkpoints and prepared data need safetensors: pip install "scalelong\[train\]"')
     assert list(tmp_path.iterdir()) == []
 
 

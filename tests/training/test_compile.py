@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 from run_cases import final_tensors, lasting_metrics, losses, run_tiny
-from torch import nn
 from torch._dynamo.utils import counters
 from typer.testing import CliRunner
 
@@ -37,10 +36,8 @@ def fresh_compiler() -> Iterator[None]:
 @pytest.fixture
 def no_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace and guard as always, but run the traced operations as they are: C++ takes a minute for each graph."""
-    compile_in_place = nn.Module.compile
-    monkeypatch.setattr(
-        nn.Module, "compile", lambda network, **options: compile_in_place(network, backend="aot_eager", **options)
-    )
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda code, **options: compiled(code, backend="aot_eager", **options))
 
 
 def run_both(folder: Path, *overrides: str) -> tuple[Path, Path]:

@@ -21,7 +21,7 @@ from scalelong.diffusion.guidance import NOTHING
 from scalelong.evaluation import Evaluator, NotComparable, Plan, evaluate_run, periodic, read_evaluations
 from scalelong.evaluation.results import check_comparable
 from scalelong.runs import Run
-from scalelong.training import Display, Result
+from scalelong.training import TrainResult
 
 pytest.importorskip("torchmetrics")
 
@@ -63,8 +63,8 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
 
 
-def run_evaluated(out: Path, *overrides: str, **options: Any) -> Result:
-    return run_tiny(out, *EVALUATED, *overrides, evaluate=Evaluator.open, **options)
+def run_evaluated(out: Path, *overrides: str, **options: Any) -> TrainResult:
+    return run_tiny(out, *EVALUATED, *overrides, **options)
 
 
 @pytest.fixture(scope="module")
@@ -212,12 +212,6 @@ def test_a_run_that_goes_back_to_a_checkpoint_forgets_what_was_evaluated_later(w
     run_evaluated(tmp_path / "run", "evaluation.every=5", "evaluation.weights=ema", resume=checkpoint)
     found = [(one.step, one.weights) for one in read_evaluations(tmp_path / "run")]
     assert found == [(2, "ema"), (2, "raw"), (5, "ema"), (6, "ema")]
-
-
-def test_a_recipe_that_asks_for_evaluations_is_told_if_there_are_none(tmp_path: Path) -> None:
-    said: list[str] = []
-    run_tiny(tmp_path / "run", *EVALUATED, "training.steps=1", display=Display(said.append))
-    assert "evaluation.every: nothing is evaluated, as train() got no evaluate=Evaluator.open" in said
 
 
 @pytest.fixture(scope="module")

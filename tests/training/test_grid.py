@@ -27,7 +27,7 @@ def test_a_grid_that_fails_costs_no_step_and_is_drawn_when_the_run_goes_on(
 ) -> None:
     overrides = (*SAMPLED, "training.checkpoint_every=4")
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr("scalelong.training.due.save_grid", fail)
+        patch.setattr("scalelong.training.samples.save_grid", fail)
         run_tiny(tmp_path, *overrides)
     assert Run(tmp_path).checkpoints().steps() == [0, 4]
     assert run_tiny(tmp_path, *overrides).trained == 4
@@ -60,7 +60,7 @@ def test_the_grid_of_the_last_step_that_failed_is_drawn_at_the_next_start(
 ) -> None:
     overrides = (*SAMPLED, "training.sample_every=8")
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr("scalelong.training.due.save_grid", fail)
+        patch.setattr("scalelong.training.samples.save_grid", fail)
         run_tiny(tmp_path, *overrides)
     assert grids(tmp_path) == []
     assert run_tiny(tmp_path, *overrides).trained == 0

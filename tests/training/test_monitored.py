@@ -20,7 +20,7 @@ WATCHED = ("training.monitor_every=1", "training.steps=12", "scaling.method=ls")
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("watched")
-    run_tiny(out / "run", *WATCHED, monitor=SkipMonitor)
+    run_tiny(out / "run", *WATCHED)
     return out / "run"
 
 
@@ -38,8 +38,8 @@ def test_a_monitored_run_has_the_same_weights_and_losses(watched: Path, tmp_path
 
 def test_a_monitored_run_that_was_stopped_goes_on_as_if_it_had_not_been(watched: Path, tmp_path: Path) -> None:
     display = SignalAt(7, signal.SIGTERM)
-    assert run_tiny(tmp_path / "run", *WATCHED, display=display, monitor=SkipMonitor).step == 7
-    assert run_tiny(tmp_path / "run", *WATCHED, monitor=SkipMonitor).finished
+    assert run_tiny(tmp_path / "run", *WATCHED, display=display).step == 7
+    assert run_tiny(tmp_path / "run", *WATCHED).finished
     assert_same_run(tmp_path / "run", watched)
 
 
@@ -53,18 +53,13 @@ class Alarmed(SkipMonitor):
         return FOUND if self.count >= FOUND.step else None
 
 
-def test_the_diagnosis_is_logged_and_said_once(tmp_path: Path) -> None:
+def test_the_diagnosis_is_logged_and_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    run_tiny(tmp_path / "run", "training.monitor_every=2", monitor=Alarmed, display=Display(said.append))
+    monkeypatch.setattr("scalelong.training.loop.SkipMonitor", Alarmed)
+    run_tiny(tmp_path / "run", "training.monitor_every=2", display=Display(said.append))
     events = [line for line in lasting_metrics(tmp_path / "run") if line.get("event") == "oscillation"]
     assert [(event["step"], event["block"], event["message"]) for event in events] == [(6, "mid_block", str(FOUND))]
     assert said.count(str(FOUND)) == 1
-
-
-def test_a_recipe_that_asks_for_a_monitor_is_told_if_there_is_none(tmp_path: Path) -> None:
-    said: list[str] = []
-    run_tiny(tmp_path / "run", "training.monitor_every=2", "training.steps=1", display=Display(said.append))
-    assert "training.monitor_every: nothing is read, as train() got no monitor=SkipMonitor" in said
 
 
 def test_a_monitor_and_compile_exclude_each_other() -> None:

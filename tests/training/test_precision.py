@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from run_cases import assert_same_run, lasting_metrics, losses, make_trainer, run_tiny
 
-from scalelong.training import Trainer, engine
-from scalelong.training import loop as trainer
+from scalelong.training import Trainer
+from scalelong.training.parallel import Parallel
+from scalelong.utils.device import resolve_precision
 
 # Far more than fp16 can hold; halved at every overflow.
 HUGE = 2.0**30
@@ -26,18 +26,18 @@ def test_runs_of_one_process_may_differ_in_precision(tmp_path: Path) -> None:
     assert losses(tmp_path / "half") == pytest.approx(losses(tmp_path / "first"), rel=2**-7)
 
 
-@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "no")])
+@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "fp32")])
 def test_auto_is_bf16_on_a_processor_that_has_it(native: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
-    assert engine.resolve_precision("auto", "cpu") == expected
-    assert engine.resolve_precision("fp32", "cpu") == "no"
+    assert resolve_precision("auto", "cpu") == expected
+    assert resolve_precision("fp32", "cpu") == "fp32"
 
 
 def test_a_torch_that_cannot_say_has_no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.delattr(torch.cpu, name, raising=False)
-    assert engine.resolve_precision("auto", "cpu") == "no"
+    assert resolve_precision("auto", "cpu") == "fp32"
 
 
 def test_fp16_is_refused_on_the_cpu(tmp_path: Path) -> None:
@@ -48,16 +48,10 @@ def test_fp16_is_refused_on_the_cpu(tmp_path: Path) -> None:
 
 @pytest.fixture
 def fp16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train in fp16 on the CPU with torch's own scaler, as Accelerate does on a GPU."""
-    build = engine.build_accelerator
-
-    def build_scaled(*arguments: Any) -> Any:
-        accelerator = build(*arguments)
-        accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu", init_scale=HUGE)
-        return accelerator
-
-    monkeypatch.setattr(engine, "resolve_precision", lambda *names: "fp16")
-    monkeypatch.setattr(trainer, "build_accelerator", build_scaled)
+    """Train in fp16 on the CPU with torch's own scaler, as on a GPU."""
+    scaler = torch.amp.GradScaler
+    monkeypatch.setattr("scalelong.training.parallel.resolve_precision", lambda *names: "fp16")
+    monkeypatch.setattr(Parallel, "build_scaler", lambda self: scaler("cpu", init_scale=HUGE))
 
 
 def events(out: Path) -> list[str]:
@@ -71,7 +65,7 @@ def spoil_gradients(trainer: Trainer) -> None:
 @pytest.mark.usefixtures("fp16")
 def test_overflows_halve_the_scale_and_are_not_counted_as_non_finite(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "training.max_skipped=1", "training.steps=30")
-    assert trainer.run().finished
+    assert trainer.train().finished
     found = events(tmp_path)
     assert set(found) == {"overflow"}
     assert 1 < len(found) < 30
@@ -93,9 +87,9 @@ def test_gradients_that_no_scale_makes_finite_are_the_guards_affair(tmp_path: Pa
     trainer = make_trainer(tmp_path, "training.max_skipped=5")
     trainer.state.scaler.load_state_dict({**trainer.state.scaler.state_dict(), "scale": 4.0})
     spoil_gradients(trainer)
-    trainer._begin()
+    trainer.begin()
     for _ in range(4):
-        trainer._advance()
+        trainer.advance()
     assert events(tmp_path) == ["overflow", "overflow", "skipped", "skipped"]
 
 
@@ -103,6 +97,6 @@ def test_gradients_that_no_scale_makes_finite_are_the_guards_affair(tmp_path: Pa
 def test_a_non_finite_loss_is_the_guards_affair_at_any_scale(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer.network.register_forward_hook(lambda module, args, output: output * math.nan)
-    trainer._begin()
-    trainer._advance()
+    trainer.begin()
+    trainer.advance()
     assert events(tmp_path) == ["skipped"]

@@ -63,7 +63,7 @@ def test_all_processes_skip_a_step_that_is_non_finite_in_one_and_name_its_origin
 ALONE = {
     "save": ("scalelong.utils.atomic.Files.write_tensors", 0, "could not save the checkpoint of step 0"),
     "lock": ("scalelong.runs.run_dir.Run.locked", 0, "No space left on device"),
-    "tracker": ("accelerate.tracking.TensorBoardTracker.start", 0, "could not start tensorboard"),
+    "tracker": ("scalelong.training.logger.TensorBoard.__init__", 0, "could not start tensorboard"),
     "log": ("scalelong.runs.metrics.MetricsLog.write", 0, "No space left on device"),
     "data": ("scalelong.data.loader.Batches.at", 1, "No space left on device"),
 }

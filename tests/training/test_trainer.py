@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from scalelong.config import build_model, build_process
 from scalelong.guard.nonfinite import TrainingDiverged
-from scalelong.runs import Run, read_metrics
+from scalelong.runs import CheckpointStore, Run, read_metrics
 from scalelong.sampling.images import tile
-from scalelong.training import Trainer, due
-from scalelong.training.engine import check_engine
-from scalelong.training.state import TrainState
+from scalelong.training import Trainer, loop, samples
+from scalelong.training.loss import find_origin
+from scalelong.training.parallel import check_launcher
 from scalelong.training.validation import Validation
+from scalelong.utils.distributed import Rank
 
 MODULE = "in_blocks.0.mlp.fc1"
 
@@ -47,40 +48,42 @@ def test_a_non_finite_step_is_logged_with_its_module_and_leaves_everything_untou
 ) -> None:
     trainer = make_trainer(tmp_path)
     poison(trainer, lambda: trainer.state.step == 2, value)
-    trainer._begin()
+    trainer.begin()
     for _ in range(2):
-        trainer._advance()
+        trainer.advance()
     before = snapshot(trainer)
-    trainer._advance()
+    trainer.advance()
     assert all(map(torch.equal, snapshot(trainer), before))
     (event,) = [line for line in lasting_metrics(tmp_path) if line.get("event") == "skipped"]
     assert event["step"] == 3
     assert event["origin"] == f"{MODULE} is the first module whose output was non-finite"
-    trainer._advance()
+    trainer.advance()
     assert not all(map(torch.equal, snapshot(trainer), before))
 
 
-def test_a_bad_step_of_accumulated_parts_is_diagnosed_with_one_part_in_memory_at_a_time(tmp_path: Path) -> None:
+def test_a_bad_step_of_micro_batches_is_diagnosed_with_one_of_them_in_memory_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer(tmp_path, "training.grad_accumulation=4")
     poison(trainer, lambda: trainer.state.step == 0)
     sizes: list[int] = []
     trainer.network.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    check = trainer.state.guard.check
-    trainer.state.guard.check = lambda *args, **options: sizes.clear() or check(*args, **options)
-    verdict = trainer.train_step()
-    assert verdict.event is not None and MODULE in str(verdict.event.origin)
+    monkeypatch.setattr(loop, "find_origin", lambda *args: sizes.clear() or find_origin(*args))
+    trainer.train_step()
+    (event,) = [line for line in lasting_metrics(tmp_path) if line.get("event") == "skipped"]
+    assert MODULE in event["origin"]
     # The first part, of two of the eight images, tells: the others are not computed again.
     assert sizes == [2]
 
 
 def test_too_many_bad_steps_go_back_to_the_checkpoint_and_on_with_other_batches(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "training.max_skipped=1")
-    poison(trainer, lambda: trainer.state.step + trainer.state.offset in (4, 5))
-    assert trainer.run().finished
+    poison(trainer, lambda: trainer.state.step + trainer.state.batch_offset in (4, 5))
+    assert trainer.train().finished
     events = [(line["event"], line["step"]) for line in lasting_metrics(tmp_path) if "event" in line]
     assert events == [("skipped", 5), ("skipped", 6), ("rollback", 3)]
     # Batches 3, 4 and 5 were seen before; step 4 takes batch 6.
-    assert trainer.state.offset == 3
+    assert trainer.state.batch_offset == 3
     assert [line["step"] for line in lasting_metrics(tmp_path) if "lr" in line] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8]
 
 
@@ -88,8 +91,8 @@ def test_a_rollback_comes_back_to_the_weights_before_the_first_bad_step(tmp_path
     trainer = make_trainer(
         tmp_path, "training.max_skipped=2", "training.checkpoint_every=1", "training.keep_last=1", "training.steps=9"
     )
-    poison(trainer, lambda: trainer.state.step + trainer.state.offset in (4, 5, 6))
-    assert trainer.run().finished
+    poison(trainer, lambda: trainer.state.step + trainer.state.batch_offset in (4, 5, 6))
+    assert trainer.train().finished
     (event,) = [line for line in lasting_metrics(tmp_path) if line.get("event") == "rollback"]
     assert (event["from_step"], event["step"]) == (7, 4)
 
@@ -97,7 +100,7 @@ def test_a_rollback_comes_back_to_the_weights_before_the_first_bad_step(tmp_path
 def test_a_checkpoint_that_fell_on_a_bad_step_is_written_after_the_next_good_one(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "training.keep_last=9")
     poison(trainer, lambda: trainer.state.step == 2)
-    trainer.run()
+    trainer.train()
     assert Run(tmp_path).checkpoints().steps() == [0, 4, 6, 8]
 
 
@@ -105,7 +108,7 @@ def test_a_run_that_stays_non_finite_ends_with_advice_and_finite_weights(tmp_pat
     trainer = make_trainer(tmp_path, "training.max_skipped=1", "training.steps=50")
     poison(trainer, lambda: trainer.state.step >= 2)
     with pytest.raises(TrainingDiverged, match="Lower the learning rate.*--resume CHECKPOINT --out OTHER"):
-        trainer.run()
+        trainer.train()
     assert all(parameter.isfinite().all() for parameter in trainer.parameters)
     assert lasting_metrics(tmp_path)[-1]["event"] == "diverged"
 
@@ -149,8 +152,8 @@ def test_training_lowers_the_validation_loss_of_raw_and_ema_weights(tmp_path: Pa
 def test_the_best_checkpoint_by_validation_loss_is_kept(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "training.validate_every=1", "training.checkpoint_every=1", "training.keep_last=1")
     values = iter([9.0, 9.0, 1.0, 1.0, *[5.0] * 12])
-    trainer.due.validation.loss = lambda model: next(values)
-    trainer.run()
+    trainer.validation.loss_sum = lambda model: torch.tensor(next(values) * len(trainer.validation))
+    trainer.train()
     assert Run(tmp_path).checkpoints().steps() == [2, 8]
 
 
@@ -160,7 +163,7 @@ def test_the_validation_loss_does_not_depend_on_batches_or_processes(tmp_path: P
     data, process = trainer.batches.data, build_process(config.diffusion)
     parts: Any = (data, process, trainer.conditioning)
     whole = Validation(*parts, seed=0, batch_size=len(data)).loss(model)
-    shares = [Validation(*parts, seed=0, batch_size=100, rank=rank, world=3).loss(model) for rank in range(3)]
+    shares = [Validation(*parts, seed=0, batch_size=100, rank=Rank(rank, 3)).loss(model) for rank in range(3)]
     # 1e-6: float32 sums in another order.
     assert sum(shares) == pytest.approx(whole, rel=1e-6)
 
@@ -177,8 +180,10 @@ def test_no_rate_counts_the_time_of_a_validation_loss_a_grid_or_a_checkpoint(
 
         return call
 
-    monkeypatch.setattr("scalelong.training.stopwatch.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    for place, name in ((Validation, "loss"), (due, "draw"), (TrainState, "save")):
+    monkeypatch.setattr(
+        "scalelong.training.logger.time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
+    )
+    for place, name in ((Validation, "loss_sum"), (samples, "draw"), (CheckpointStore, "save")):
         monkeypatch.setattr(place, name, slow(getattr(place, name)))
     run_tiny(tmp_path, "training.validate_every=2", "training.sample_every=2", "sampling.steps=1")
     assert now[0] > 10_000
@@ -197,12 +202,15 @@ def test_training_leaves_the_global_random_state_as_it_was(tmp_path: Path) -> No
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_other_wrappers_of_accelerate_are_refused() -> None:
-    check_engine("MULTI_GPU")
+def test_wrappers_that_only_accelerate_could_do_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
+    check_launcher()
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ValueError, match="accelerate's own DEEPSPEED is not used: launch without it$"):
+        check_launcher()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ValueError, match="set training.parallel=fsdp"):
-        check_engine("FSDP")
-    with pytest.raises(ValueError, match="mode DEEPSPEED of accelerate is not supported"):
-        check_engine("DEEPSPEED")
+        check_launcher()
 
 
 def test_a_grid_holds_every_image_once_and_unchanged() -> None:

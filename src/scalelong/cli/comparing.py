@@ -88,7 +88,7 @@ def show_plan(plan: Plan, folder: Path, workers: int | None) -> None:
     from ..compare.estimate import estimate_seconds
     from ..compare.folder import check_plan
     from ..compare.runner import default_workers
-    from ..training.display import clock
+    from ..training.logger import clock
 
     check_plan(folder, plan)
     used = min(workers or default_workers(), len(plan.runs))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..training.display import Display, describe
+from ..training.logger import Display, describe
 
 # What rich hides while a bar is shown, and a line of its own for what the shell says next.
 SHOW_CURSOR = b"\x1b[?25h\n"

@@ -130,7 +130,7 @@ def kappa(
 
 def with_probe(advice: KappaAdvice, config: Config, folder: Path, steps: int | None, *, quiet: bool) -> KappaAdvice:
     from ..compare.kappa_trials import probe_kappas, spread_over
-    from ..training.display import Silent
+    from ..training.logger import Silent
     from .display import choose_display
 
     kappas = spread_over(advice.band, advice.kappa)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from .errors import fail, is_first_process, needs_extra, user_errors
 
 if TYPE_CHECKING:
     from ..config import Config
-    from ..training import Result
+    from ..training import TrainResult
 
 TRAIN = """Train a recipe; the same command again, or --out alone, goes on where the run was stopped.
 
@@ -96,25 +96,10 @@ def train(
         from ..training import train as run_training
         from .display import choose_display
 
-        monitor = None
-        if config.training.monitor_every is not None:
-            from ..monitor.monitor import SkipMonitor as monitor
-        evaluate = None
-        if config.evaluation.every is not None:
-            evaluate = open_evaluator
-        result = run_training(config, folder, resume, display=choose_display(), monitor=monitor, evaluate=evaluate)
+        result = run_training(config, folder, resume, display=choose_display())
     report(result)
     if result.signal is not None:
         sys.exit(128 + result.signal)
-
-
-def open_evaluator(*arguments: Any, **options: Any) -> Any:
-    """An evaluator of images, whose statistics of the dataset may take their time."""
-    from ..evaluation import Evaluator
-    from .progress import shown_progress
-
-    with shown_progress() as show:
-        return Evaluator.open(*arguments, **options, report=show)
 
 
 def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) -> Config:
@@ -138,7 +123,7 @@ def show_plan(config: Config, folder: Path, resume: str) -> None:
     )
 
 
-def report(result: Result) -> None:
+def report(result: TrainResult) -> None:
     if not is_first_process():
         return
     again = f"scalelong train --out {result.folder}"

@@ -12,7 +12,8 @@ import torch
 from ..config import Config
 from ..runs import Run, find_start
 from ..training import Trainer
-from ..training.display import Silent
+from ..training.logger import Silent
+from ..training.parallel import Parallel
 from .plan import Plan
 from .pool import threads_each
 
@@ -35,7 +36,7 @@ def seconds_per_step(config: Config) -> float:
     """The median of a few steps: what a first one loads or allocates counts nothing."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder))
-        trainer = Trainer(config, run, find_start(run, config), display=Silent())
+        trainer = Trainer(config, run, find_start(run, config), Parallel.open(config.training), Silent())
         seconds = []
         for _ in range(STEPS):
             began = time.perf_counter()

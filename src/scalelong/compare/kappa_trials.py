@@ -161,7 +161,7 @@ class Judge:
         if start.step > steps:
             raise RunError(f"{run.folder} is at step {start.step}, beyond {steps}: give the probe another --out")
         if self.display is not None:
-            self.display.note(f"probe: κ = {kappa}, steps {start.step} to {steps}")
+            self.display.info(f"probe: κ = {kappa}, steps {start.step} to {steps}")
         found = self._trained(config, run)
         atomic_write(kept, lambda path: Files().write_bytes(path, to_json(found)))
         return self._as_losses(found)
@@ -178,7 +178,7 @@ class Judge:
             stopped = train(config, run.folder, display=self.display).signal is not None
         except TrainingDiverged as error:
             if self.display is not None:
-                self.display.note(f"probe: κ = {config.scaling.kappa}: {error}")
+                self.display.info(f"probe: κ = {config.scaling.kappa}: {error}")
             return None
         if stopped:
             raise KeyboardInterrupt

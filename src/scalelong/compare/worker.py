@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..config import Config, parse_recipe
-from ..evaluation import Evaluator, Plan, evaluate_run
+from ..evaluation import Plan, evaluate_run
 from ..guard.nonfinite import TrainingDiverged
-from ..monitor.monitor import SkipMonitor
 from ..runs import Run
 from ..training import Display, train
 from ..utils.process import keep_freed_memory
@@ -106,7 +105,7 @@ def run(config: Config, folder: Path, display: Display) -> Message:
     """Train, or go on; then measure what is measured once, and write down how it ended."""
     try:
         with noticing_signals() as told:
-            train(config, folder, display=display, monitor=SkipMonitor, evaluate=Evaluator.open)
+            train(config, folder, display=display)
             if told():
                 return {"status": "stopped", "message": None}
         outcome = judge(folder, config)

@@ -48,18 +48,18 @@ def find_first_nonfinite(model: nn.Module, *forwards: Callable[[], Any]) -> Orig
     bad = first_nonfinite(model.named_parameters())
     if bad is not None:
         return Origin("parameter", bad)
-    watch = Watch(model)
+    hooks = NonFiniteHooks(model)
     with isolated_randomness(model):
         for run_forward in forwards:
-            origin = watch.origin_in(run_forward)
+            origin = hooks.origin_in(run_forward)
             if origin is not None:
                 return origin
-    bad = first_nonfinite((name, parameter.grad) for name, parameter in watch.parameters())
+    bad = first_nonfinite((name, parameter.grad) for name, parameter in hooks.parameters())
     return None if bad is None else Origin("gradient", bad)
 
 
-class Watch:
-    """Hooks on every module that note the first non-finite value, and the order in which modules are entered."""
+class NonFiniteHooks:
+    """Hooks on every module that find the first non-finite value, and the order in which modules are entered."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -81,3 +81,13 @@ def drop_later(run: Run, start: ResumePoint, store: CheckpointStore, *, metrics_
         # Before the log is cut: a kill in between would leave a later checkpoint without the log that led to it.
         store.discard_after(start.step)
     run.metrics.cut(metrics_size if start.own else 0)
+
+
+def is_finished(config: Config, run: Run, start: ResumePoint) -> bool:
+    """Whether nothing is left to do: all steps are done, and the last has the grid and the evaluation that are due."""
+    steps, checkpoint = config.training.steps, start.checkpoint
+    if start.step != steps or checkpoint is None:
+        return start.step >= steps
+    if start.own and config.training.sample_every is not None and not run.grid(steps).is_file():
+        return False
+    return config.evaluation.every is None or checkpoint.state().get("evaluated") == steps

@@ -67,6 +67,10 @@ class Run:
     def samples(self) -> Path:
         return self.folder / "samples"
 
+    def grid(self, step: int) -> Path:
+        """The file of the grid of samples of a step."""
+        return self.samples / f"step-{step:06d}.png"
+
     @property
     def metrics(self) -> MetricsLog:
         return MetricsLog(self.folder / "metrics.jsonl")
@@ -119,7 +123,7 @@ class Run:
 
 
 def last_precision(run: Run) -> str | None:
-    """The precision of the run's last start, as Accelerate calls it; None if there was none."""
+    """The precision of the run's last start; None if there was none."""
     try:
         return json.loads(run.environment_file.read_text(encoding="utf-8"))[-1]["precision"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -165,9 +169,8 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def environment(accelerator: Any, *, seed: int, step: int) -> dict[str, Any]:
+def environment(*, device: torch.device, processes: int, precision: str, seed: int, step: int) -> dict[str, Any]:
     """What a run, or its continuation from `step`, ran with."""
-    device: torch.device = accelerator.device
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "step": step,
@@ -177,9 +180,9 @@ def environment(accelerator: Any, *, seed: int, step: int) -> dict[str, Any]:
         "commit": git_commit(Path(__file__).parent),
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "processes": accelerator.num_processes,
+        "processes": processes,
         "threads": torch.get_num_threads(),
-        "precision": accelerator.mixed_precision,
+        "precision": precision,
     }
 
 

@@ -1,17 +1,7 @@
-"""The training loop, EMA weights, and a guard."""
+"""The training loop, EMA weights, and what a run logs."""
 
-from ..guard.nonfinite import Guard, SpikeDetector, TrainingDiverged
-from .display import Display
 from .ema import EMA
-from .loop import Result, Trainer, train
+from .logger import Display
+from .loop import Trainer, TrainResult, train
 
-__all__ = [
-    "Display",
-    "EMA",
-    "Guard",
-    "Result",
-    "SpikeDetector",
-    "Trainer",
-    "TrainingDiverged",
-    "train",
-]
+__all__ = ["EMA", "Display", "TrainResult", "Trainer", "train"]

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from .sharding import local
+from .parallel import local
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -3,111 +3,250 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
-from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
-from ..config.schema import Config, TrainingConfig
+from ..config.schema import Config
 from ..guard.nonfinite import StepDecision
-from ..runs.metrics import MetricsLog
+from ..monitor import SkipMonitor
 from ..runs.run_dir import Run, RunError, flatten
-from .display import Display, Silent
-from .stopwatch import Stopwatch
+from .state import TrainState
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class RunLogger:
     """Every process calls it alike; only the first writes and speaks."""
 
-    def __init__(self, accelerator: Any, metrics: MetricsLog, config: TrainingConfig, display: Display | None) -> None:
-        self.accelerator, self.metrics, self.config = accelerator, metrics, config
-        self.is_main: bool = accelerator.is_main_process
-        self.display = (display or Display()) if self.is_main else Silent()
-        self.watch = Stopwatch(config.batch_size)
+    def __init__(self, run: Run, config: Config, display: Display | None, *, is_main: bool) -> None:
+        check_trackers(config.training.trackers)
+        self.run, self.config, self.is_main = run, config, is_main
+        self.metrics = run.metrics
+        self.display = (display or Display()) if is_main else Silent()
+        self.clock = Clock(config.training.batch_size)
+        self.trackers: list[Any] = []
 
-    def begin(self, config: Config) -> None:
-        """ResumePoint the trackers; by now the folder says what the run is, and metrics.jsonl ends where it goes on."""
-        if not self.config.trackers:
-            return
-        options = tracker_options(self.metrics) if self.is_main else {}
-        try:
-            self.accelerator.init_trackers("scalelong", config=printable(config), init_kwargs=options)
-        except Exception as error:  # Every tracker has errors of its own.
-            self._drop_trackers()
-            names = ", ".join(self.config.trackers)
-            raise RunError(f"training.trackers: could not start {names}: {error}") from error
+    def start_trackers(self) -> None:
+        """By now the folder says what the run is, and metrics.jsonl ends where it resumes."""
+        for name in self.config.training.trackers if self.is_main else ():
+            try:
+                self.trackers.append(TRACKERS[name](self.run, self.config))
+            except Exception as error:  # Every tracker has errors of its own.
+                raise RunError(f"training.trackers: could not start {name}: {error}") from error
 
     def start(self, step: int) -> None:
-        self.watch.start(step)
-        self.display.start(step, self.config.steps)
+        """The loop is about to run."""
+        self.clock.start(step)
+        self.display.start(step, self.config.training.steps)
 
     def stop(self) -> None:
         self.display.stop()
+        for tracker in self.trackers:
+            with suppress(Exception):
+                tracker.close()
+        self.trackers.clear()
 
-    def note(self, message: str) -> None:
-        self.display.note(message)
+    def info(self, message: str) -> None:
+        self.display.info(message)
 
     def record(self, step: int, values: Mapping[str, Any]) -> None:
         """A line of metrics.jsonl, and its numbers to the trackers."""
-        if self.is_main:
-            self.metrics.write({"step": step, **values})
-        if self.config.trackers:
-            # The loss of a single step does not belong into the series of means.
-            prefix = f"{values['event']}/" if "event" in values else ""
-            numbers = {prefix + key: value for key, value in values.items() if is_number(value) and key != "step"}
-            self.accelerator.log(numbers, step=step)
+        if not self.is_main:
+            return
+        self.metrics.write({"step": step, **values})
+        # The loss of a single step does not belong into the series of means.
+        prefix = f"{values['event']}/" if "event" in values else ""
+        numbers = {prefix + key: value for key, value in values.items() if isinstance(value, int | float)}
+        for tracker in self.trackers:
+            tracker.log({key: value for key, value in numbers.items() if key != "step"}, step)
 
     def log(self, step: int, **numbers: float) -> None:
-        """The regular line: loss, rate and gradient norm, and how fast the run is."""
-        record = {"step": step, **numbers, **self.watch.lap(step)}
+        """The regular line: loss, learning rate and gradient norm, and how fast the run is."""
+        record = {"step": step, **numbers, **self.clock.lap(step)}
         self.record(step, record)
-        self.display.log(record, self.watch.seconds_left(step, self.config.steps))
+        self.display.log(record, self.clock.seconds_left(step, self.config.training.steps))
 
-    def step(self, step: int, verdict: StepDecision) -> None:
-        """Called after every step; writes only if the step was skipped."""
-        self.display.step(step, verdict.loss)
-        if verdict.event is None:
-            return
-        origin = self._first_origin(verdict)
-        numbers = {"loss": verdict.loss, "grad_norm": verdict.grad_norm}
+    def log_step(self, state: TrainState, decision: StepDecision) -> None:
+        """Keep the loss of a step for the regular line, and log at once what was unusual about it."""
+        spike = state.add_loss(decision.loss) if decision.ok else None
+        if spike is not None:
+            self.record(state.step, {"event": "spike", **asdict(spike)})
+        if decision.action == "overflow":
+            self.record(state.step, {"event": "overflow", "scale": state.scaler.get_scale()})
+        self.display.step(state.step, decision.loss)
+
+    def log_reading(self, step: int, monitor: SkipMonitor) -> None:
+        """What the monitor read in a step, and, once, that there is an oscillation."""
+        self.record(step, monitor.latest)
+        found = monitor.diagnosis()
+        if found is not None and found.step == step:
+            self.record(step, {"event": "oscillation", **asdict(found), "message": str(found)})
+            self.info(str(found))
+
+    def log_skipped(self, step: int, decision: StepDecision, origin: str) -> None:
+        numbers = {"loss": decision.loss, "grad_norm": decision.grad_norm}
         self.record(step, {"event": "skipped", **numbers, "origin": origin})
-        self.note(f"step {step} skipped: loss {verdict.loss:.4g}, {origin}")
-
-    def _drop_trackers(self) -> None:
-        """End those that did start; one that did not would fail again at the end of the run, and hide why."""
-        for tracker in self.accelerator.trackers:
-            with suppress(Exception):
-                tracker.finish()
-        self.accelerator.trackers.clear()
-
-    def _first_origin(self, verdict: StepDecision) -> str:
-        """Where a process found the non-finite number; the others may have had none in their part of the batch."""
-        from accelerate.utils import gather_object
-
-        own = verdict.event.origin if verdict.event else None
-        found = gather_object([] if own is None else [(own.kind == "gradient", str(own))])
-        # A process that was finite itself has received the others' gradients, and can blame only those.
-        return min(found, key=lambda origin: origin[0], default=(True, "where it began could not be found"))[1]
+        self.info(f"step {step} skipped: loss {decision.loss:.4g}, {origin}")
 
 
-def tracker_options(metrics: MetricsLog) -> dict[str, dict[str, Any]]:
-    """What makes a tracker go on with a run instead of beginning another, and write nowhere but in its folder."""
-    folder = metrics.path.parent
-    return {
-        "tensorboard": {"purge_step": metrics.last_step() + 1},
-        "wandb": {"id": run_id(folder), "name": folder.resolve().name, "dir": str(folder), "resume": "allow"},
-    }
+class Display:
+    """Writes one line for each logged step and each event; `write` is the logger unless given."""
+
+    def __init__(self, write: Callable[[str], None] = logger.info) -> None:
+        self.write = write
+        self.steps = 0
+        self._shown = time.monotonic()
+
+    def start(self, step: int, steps: int) -> None:
+        """The loop is about to run from one step to another."""
+        self.steps = steps
+
+    def step(self, step: int, loss: float) -> None:
+        """Called after every step; cheap."""
+
+    def log(self, record: Mapping[str, Any], seconds_left: float) -> None:
+        self.write(f"step {record['step']}/{self.steps}  {describe(record)}  {clock(seconds_left)} left")
+
+    def info(self, message: str) -> None:
+        self.write(message)
+
+    def show_progress(self, what: str, done: float, total: int) -> None:
+        """How far some work is that comes before the first step; a line now and then."""
+        if time.monotonic() - self._shown > SECONDS_BETWEEN_LINES:
+            self._shown = time.monotonic()
+            self.write(f"{int(done)} of {total} {what}")
+
+    def stop(self) -> None:
+        """The loop has ended, in whatever way."""
+
+    def leave(self) -> None:
+        """The process ends at once, perhaps because it hangs: leave the terminal as it was, and wait for nothing."""
 
 
-def run_id(folder: Path) -> str:
-    """A name for a run that stays when it goes on: made of its folder's name and its first start."""
-    first = json.loads(Run(folder).environment_file.read_text(encoding="utf-8"))[0]
-    return hashlib.sha256(json.dumps([folder.resolve().name, first]).encode()).hexdigest()[:16]
+class Silent(Display):
+    """Says nothing: for all processes but the first."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda line: None)
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
+def describe(record: Mapping[str, Any]) -> str:
+    """The numbers of a logged step.
+
+    >>> describe({"step": 1, "loss": 0.5, "lr": 1e-3, "grad_norm": 2.0, "images_per_second": 640.0})
+    'loss 0.5000  lr 1.0e-03  grad norm 2.00  640 images/s'
+    """
+    return (
+        f"loss {record['loss']:.4f}  lr {record['lr']:.1e}  grad norm {record['grad_norm']:.2f}  "
+        f"{record['images_per_second']:.0f} images/s"
+    )
+
+
+def clock(seconds: float) -> str:
+    """
+    >>> clock(75), clock(3_700)
+    ('1:15', '1:01:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Clock:
+    """Counts images and steps by the wall clock."""
+
+    def __init__(self, images_per_step: int) -> None:
+        self.images_per_step = images_per_step
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        self._first_step = self._lap_step = step
+        self._first_time = self._lap_time = time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """For work that is no part of training: no speed counts it."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            away = time.perf_counter() - begin
+            self._first_time, self._lap_time = self._first_time + away, self._lap_time + away
+
+    def lap(self, step: int) -> dict[str, float]:
+        """Seconds since the start, and images per second since the last lap; neither counts pauses."""
+        now = time.perf_counter()
+        speed = (step - self._lap_step) * self.images_per_step / max(now - self._lap_time, 1e-9)
+        self._lap_step, self._lap_time = step, now
+        return {"seconds": round(now - self._first_time, 3), "images_per_second": round(speed, 1)}
+
+    def seconds_left(self, step: int, steps: int) -> float:
+        done = max(step - self._first_step, 1)
+        return (time.perf_counter() - self._first_time) / done * (steps - step)
+
+
+class TensorBoard:
+    """Event files in the run's folder; what a killed run had logged beyond the step it resumes from is not shown."""
+
+    def __init__(self, run: Run, config: Config) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.folder / "scalelong"
+        self.writer = SummaryWriter(str(folder), purge_step=run.metrics.last_step() + 1)
+        self.writer.add_hparams(printable(config), metric_dict={})
+        self.writer.flush()
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for key, value in values.items():
+            self.writer.add_scalar(key, value, global_step=step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Wandb:
+    """A run of the project scalelong, which keeps its id when it resumes and writes into the run's folder."""
+
+    def __init__(self, run: Run, config: Config) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        place = run.folder
+        self.session = wandb.init(
+            project="scalelong", id=run_id(run), name=place.resolve().name, dir=str(place), resume="allow"
+        )
+        self.session.config.update(printable(config), allow_val_change=True)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.session.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.session.finish()
+
+
+TRACKERS: dict[str, Callable[[Run, Config], Any]] = {"tensorboard": TensorBoard, "wandb": Wandb}
+
+
+def check_trackers(trackers: Sequence[str]) -> None:
+    """Raise where a tracker is not installed, before anything is trained."""
+    for tracker in trackers:
+        if importlib.util.find_spec(tracker) is None:
+            extra = "'scalelong[train]'" if tracker == "tensorboard" else tracker
+            raise ImportError(f"training.trackers: {tracker} is not installed: pip install {extra}")
+
+
+def run_id(run: Run) -> str:
+    """A name for a run that stays when it resumes: made of its folder's name and its first start."""
+    first = json.loads(run.environment_file.read_text(encoding="utf-8"))[0]
+    return hashlib.sha256(json.dumps([run.folder.resolve().name, first]).encode()).hexdigest()[:16]
 
 
 def printable(config: Config) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The training loop: it loses nothing when it is stopped, and lets nothing non-finite into the weights.
+"""The training loop: everything that happens in a step stands here.
 
 `train(load_recipe("digits"), "runs/digits-cs")`, alone or in every process of `torchrun`.
 """
@@ -6,41 +6,41 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..config.build import build_model, build_process
 from ..config.conditioning import conditioning_of
-from ..config.inputs import open_inputs, stream_positions
+from ..config.inputs import open_inputs
 from ..config.layout import has_channels_last
 from ..config.schema import Config
-from ..guard.nonfinite import Guard, StepDecision, TrainingDiverged
+from ..guard.nonfinite import StepDecision, TrainingDiverged, advice, check_finite
+from ..monitor import SkipMonitor
 from ..runs.checkpoint import Checkpoint
-from ..runs.resume import ResumePoint, check_unchanged, drop_later, find_start
-from ..runs.run_dir import Run, RunError, environment, last_precision
-from .agreement import all_or_none, in_contact
-from .display import Display
-from .due import Due, is_finished
+from ..runs.resume import ResumePoint, check_unchanged, drop_later, find_start, is_finished
+from ..runs.run_dir import Run, environment, last_precision
 from .ema import EMA
-from .engine import build_accelerator, build_optimizer, check_batch_divides, learning_rate, place, uses_fsdp, wrap
-from .logger import RunLogger
-from .loss import DiffusionLoss, NoisyBatch
-from .passes import Passes
-from .quality import MakeEvaluator
-from .sharding import whole
+from .logger import Display, RunLogger
+from .loss import DiffusionLoss, NoisyBatch, find_origin, seed_dropout
+from .optim import build_optimizer, learning_rate
+from .parallel import Parallel, check_batch_divides, explain_lost_peer, whole
+from .samples import open_evaluator, save_samples
 from .signals import StopSignals
 from .state import TrainState
-from .watching import MakeMonitor, Watching
+from .validation import Validation
+
+GRID_IMAGES = 64
+MAX_ROLLBACKS = 3
+UNKNOWN_ORIGIN = "where it began could not be found"
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainResult:
     """How far a run came: `signal` is the number of the one that stopped it, `trained` the steps done this time."""
 
     folder: Path
@@ -55,284 +55,310 @@ class Result:
 
 
 def train(
-    config: Config,
-    out: str | Path,
-    resume: str | Path = "auto",
-    *,
-    display: Display | None = None,
-    monitor: MakeMonitor | None = None,
-    evaluate: MakeEvaluator | None = None,
-) -> Result:
-    """Train a recipe in a run folder, or go on with the run in it; a finished one is left as it is.
-
-    `monitor` is SkipMonitor, which is made if the recipe sets training.monitor_every, and `evaluate` is Evaluator.open,
-    which is called if it sets evaluation.every.
-    """
+    config: Config, out: str | Path, resume: str | Path = "auto", *, display: Display | None = None
+) -> TrainResult:
+    """Train a recipe in a run folder, or resume the run in it; a finished one is left as it is."""
     run = Run(Path(out))
     start = find_start(run, config, resume)
-    if is_finished(config, run, start, evaluates=evaluate is not None):
-        return Result(run.folder, start.step, config.training.steps, trained=0)
-    with in_contact():
-        trainer = Trainer(config, run, start, display=display, monitor=monitor, evaluate=evaluate)
+    if is_finished(config, run, start):
+        return TrainResult(run.folder, start.step, config.training.steps, trained=0)
+    with explain_lost_peer():
+        parallel = Parallel.open(config.training)
         try:
-            return trainer.run()
+            return Trainer(config, run, start, parallel, display).train()
         finally:
-            trainer.accelerator.end_training()
+            parallel.close()
 
 
 class Trainer:
-    """One run in one process: `__init__` builds everything, `run` writes to the folder."""
+    """One run in one process: `__init__` builds everything, `train` writes to the folder."""
 
     def __init__(
-        self,
-        config: Config,
-        run: Run,
-        start: ResumePoint,
-        *,
-        display: Display | None = None,
-        monitor: MakeMonitor | None = None,
-        evaluate: MakeEvaluator | None = None,
+        self, config: Config, run: Run, start: ResumePoint, parallel: Parallel, display: Display | None = None
     ) -> None:
-        self.config, self.folder, self.begin = config, run, start
-        self.accelerator = build_accelerator(config.training, run.folder)
-        self.device: torch.device = self.accelerator.device
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        check_batch_divides(config, world)
-        self.is_main: bool = self.accelerator.is_main_process
-        self.journal = RunLogger(self.accelerator, run.metrics, config.training, display)
-        self.signals = StopSignals(several=world > 1, leave=self.journal.display.leave)
-        self.stopping = False
-        self.saved = start.step  # The step of the last checkpoint.
-        self._build_data(rank, world)
-        self._build_model()
-        self.monitor = self._build_monitor(monitor)
-        self.watching = Watching(self.monitor, self.journal)
-        self.due = Due(config, run, self.state, self.journal, self.inputs, self.conditioning, evaluate=evaluate)
-        self.store = start.store or run.checkpoints(config.training.keep_last)
+        self.config, self.run, self.start, self.parallel = config, run, start, parallel
+        training, self.device, rank = config.training, parallel.device, parallel.rank
+        check_batch_divides(config, rank.world)
+        self.logger = RunLogger(run, config, display, is_main=parallel.is_main)
+        self.signals = StopSignals(several=rank.world > 1, leave=self.logger.display.leave)
 
-    def _build_data(self, rank: int, world: int) -> None:
-        config = self.config
-        batch_size, process = config.training.batch_size, build_process(config.diffusion)
-        self.inputs = open_inputs(config, rank=rank, world=world, device=self.device)
-        self.batches = self.inputs.batches
-        self.conditioning = conditioning_of(config, self.inputs.empty_text)
-        own, channels_last = self.batches.own, has_channels_last(config.training, self.device)
-        self.objective = DiffusionLoss(process, self.conditioning, config.seed, batch_size, own, channels_last)
-
-    def _build_model(self) -> None:
-        config = self.config
-        self.sharded = uses_fsdp(config.training, self.accelerator)
-        self.network = place(build_model(config), config.training, self.accelerator)
+        process = build_process(config.diffusion)
+        self.inputs = open_inputs(config, rank=rank.index, world=rank.world, device=self.device)
+        self.batches, self.conditioning = self.inputs.batches, conditioning_of(config, self.inputs.empty_text)
+        channels_last = has_channels_last(training, self.device)
+        self.loss = DiffusionLoss(
+            process, self.conditioning, config.seed, training.batch_size, self.batches.own, channels_last
+        )
+        self.validation = Validation(
+            self.inputs.validation,
+            process,
+            self.conditioning,
+            seed=config.seed,
+            batch_size=training.batch_size,
+            rank=rank,
+            device=self.device,
+        )
+        self.network = parallel.place(build_model(config), training)
+        self.model = parallel.wrap(self.network, training)
         optimizer = build_optimizer(self.network, config.optim, self.device)
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.model, self.optimizer = wrap(self.network, optimizer, config.training, self.accelerator)
-        self.passes = Passes(self.objective, self.model, self.network, self.accelerator, self.sharded)
-        guard = Guard(self.network, max_skipped=config.training.max_skipped, average=self._agree)
         ema = EMA(self.network, config.optim.ema_decay)
-        self.state = TrainState(self.network, optimizer, ema, guard, self.accelerator.scaler)
+        self.state = TrainState(self.network, optimizer, ema, parallel.build_scaler())
+        self.monitor = self._build_monitor(training.monitor_every)
+        self.evaluator = open_evaluator(config, run, self.inputs, parallel, self.logger.display.show_progress)
+        self.store = start.store or run.checkpoints(training.keep_last)
+        self.saved = start.step  # The step of the last checkpoint.
+        self.stopping = False
 
-    def _build_monitor(self, make: MakeMonitor | None) -> Any:
-        every = self.config.training.monitor_every
-        if make is None or every is None:
+    def _build_monitor(self, every: int | None) -> SkipMonitor | None:
+        if every is None:
             return None
-        return make(self.model, every=every, probe_every=10 * every, scaler=self.accelerator.scaler)
+        return SkipMonitor(self.model, every=every, probe_every=10 * every, scaler=self.state.scaler)
 
-    def run(self) -> Result:
+    def train(self) -> TrainResult:
         """Train to the end, or until a signal comes; returns how far it came."""
+        steps, state = self.config.training.steps, self.state
         # Dropout draws from the global generators, which are the caller's.
-        devices = [self.device] if self.device.type == "cuda" else []
-        with ExitStack() as held, torch.random.fork_rng(devices):
-            with all_or_none(self.accelerator):
-                if self.is_main:
-                    held.enter_context(self.folder.locked())
-            with all_or_none(self.accelerator):
-                check_unchanged(self.folder, self.begin)
-            return self._run()
-
-    def _run(self) -> Result:
-        steps = self.config.training.steps
-        self._begin()
-        first = self.state.step
-        self.journal.start(first)
-        try:
-            with self.signals, self.watching.running():
-                self._make_up()
-                while self.state.step < steps and not self.stopping:
-                    self._advance()
-        finally:
-            self.journal.stop()
-            self.batches.close()
-        stopped = self.stopping and self.state.step < steps
-        # Another process may be the one that was told to stop.
+        with ExitStack() as held, torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            with self.parallel.all_or_none():
+                if self.parallel.is_main:
+                    held.enter_context(self.run.locked())
+            with self.parallel.all_or_none():
+                check_unchanged(self.run, self.start)
+            try:
+                self.begin()
+                first = state.step
+                self.logger.start(first)
+                with self.signals, self.monitor or nullcontext():
+                    self.finish_pending()
+                    while state.step < steps and not self.stopping:
+                        self.advance()
+            finally:
+                self.logger.stop()
+                self.batches.close()
+        stopped = self.stopping and state.step < steps
+        # Another process may be the one that was asked to stop.
         signal = (self.signals.received or SIGTERM) if stopped else None
-        return Result(self.folder.folder, self.state.step, steps, self.state.step - first, signal)
+        return TrainResult(self.run.folder, state.step, steps, state.step - first, signal)
 
-    def _begin(self) -> None:
-        """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
-        start = self.begin
-        size = 0 if start.checkpoint is None else self._load(start.checkpoint)
-        if not start.own:
-            # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
-            self._save()
-        before = last_precision(self.folder) if start.own else None
-        with all_or_none(self.accelerator):
-            self.due.begin(start.step)
-            if self.is_main:
-                drop_later(self.folder, start, self.store, metrics_size=size)
-                facts = environment(self.accelerator, seed=self.config.seed, step=start.step)
-                self.folder.begin(self.config, facts)
-            self.journal.begin(self.config)
-        self._say_begin(before)
-        if start.checkpoint is None:
-            self._save()
-
-    def _say_begin(self, before: str | None) -> None:
-        """Say where the run goes on, and what is not as one might think; `before` is the precision that it had."""
-        start, config = self.begin, self.config
-        if config.training.monitor_every is not None and self.monitor is None:
-            self.journal.note("training.monitor_every: nothing is read, as train() got no monitor=SkipMonitor")
-        if config.evaluation.every is not None and self.due.quality is None:
-            self.journal.note("evaluation.every: nothing is evaluated, as train() got no evaluate=Evaluator.open")
-        if before not in (None, self.accelerator.mixed_precision):
-            self.journal.note(f"another precision than before ({before}): set training.precision to keep one")
-        if start.checkpoint is not None:
-            self.journal.note(f"going on from step {start.step} ({start.checkpoint.path})")
-
-    def _load(self, checkpoint: Checkpoint) -> int:
-        """Go on from a checkpoint; returns the size that metrics.jsonl had."""
-        saved, rank = self.state.load(checkpoint), self.accelerator.process_index
-        streams = saved.get("data", [])
-        if streams and len(streams) != self.accelerator.num_processes:
-            raise RunError(
-                f"{checkpoint.path} was saved by {len(streams)} processes that streamed their data: go on with as many"
-            )
-        if streams:
-            self.batches.load_state_dict(streams[rank])
-        self.watching.load_state_dict(saved.get("monitor"), saved["step"])
-        return saved["metrics_size"]
-
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """One step, and whatever is due after it."""
-        verdict = self.train_step()
-        if verdict.action == "rollback":
-            self._roll_back()
+        decision = self.train_step()
+        if decision.action == "rollback":
+            self.roll_back()
             return
-        training, step = self.config.training, self.state.step
-        last = step == training.steps
-        if step % training.log_every == 0 or last:
-            self._log(verdict.grad_norm)
-        validation = self.due.validation_loss()
+        config, step = self.config, self.state.step
+        last = step == config.training.steps
+        if step % config.training.log_every == 0 or last:
+            lr = learning_rate(config.optim, step - 1)
+            self.logger.log(step, loss=self.state.take_mean_loss(), lr=lr, grad_norm=decision.grad_norm)
+        validation_loss = self.validate() if self.is_due(config.training.validate_every) else None
         # Before what takes long or may fail, so that neither costs the steps since the last checkpoint.
-        saved = last or self.stopping or self._is_saved(step)
+        saved = last or self.stopping or self.checkpoint_is_due()
         if saved:
-            self._save(validation)
-        if not self.stopping:
-            self.due.samples()
-        if self.due.owes_evaluation() and self._evaluate() == saved:
-            self._save(validation)  # It knows of the evaluation now; or the run was stopped after a step not saved yet.
-
-    def _make_up(self) -> None:
-        """Do what was due after the step that the run goes on from, if it was stopped or killed before that."""
-        start = self.begin
-        if start.own:
-            self.due.missing_samples()
-        if self.due.owes_evaluation() and self._evaluate():
-            self._save(start.checkpoint.metric if start.checkpoint is not None and start.own else None)
-
-    def _evaluate(self) -> bool:
-        """Evaluate drawn images; a signal stops it, and then the run, which makes up for it when it goes on."""
-        if not self.stopping and self.due.evaluate(lambda: self.signals.received is not None):
-            return True
-        self.stopping = True
-        if self.state.step == self.config.training.steps:
-            self.journal.note(f"the last step was not evaluated: scalelong evaluate {self.folder.folder}")
-        return False
+            self.save(validation_loss)
+        if self.is_due(config.training.sample_every) and not self.stopping:
+            self.sample_grid()
+        if self.evaluation_is_due() and not self.stopping:
+            self.evaluate()
+            # A checkpoint that is there learns of the evaluation; a run that was stopped meanwhile needs one.
+            if saved != self.stopping:
+                self.save(validation_loss)
+        if last and self.evaluation_is_due():
+            self.logger.info(f"the last step was not evaluated: scalelong evaluate {self.run.folder}")
 
     def train_step(self) -> StepDecision:
-        """Forward, backward and, if the guard agrees, an update; the step counts in either case."""
-        state, parts = self.state, self.config.training.grad_accumulation
+        """Forward, backward and, if loss and gradients are finite, an update; the step counts in either case."""
+        config, state, parallel = self.config, self.state, self.parallel
         for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.optim, state.step)
-        self.objective.seed_dropout(state.step, self.accelerator.process_index)
-        batch = self.objective.noise(self.batches.at(state.step + state.offset)).split(parts)
-        loss = self.passes.backward(batch)
-        verdict = self._judge(loss, self._clip(), batch)
-        if verdict.ok:
-            self.optimizer.step()
-            state.ema.update(self.network)
-        elif state.scaler is not None:
+            group["lr"] = learning_rate(config.optim, state.step)
+        seed_dropout(config.seed, state.step, parallel.rank.index)
+        batch = self.loss.add_noise(self.batches.at(state.step + state.batch_offset))
+        micro_batches = batch.split(config.training.grad_accumulation)
+
+        losses = []
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            # Gradients are exchanged between processes with those of the last micro-batch.
+            with nullcontext() if number == len(micro_batches) else parallel.no_sync(self.model):
+                with parallel.autocast():
+                    loss = self.loss(self.model, micro_batch)
+                self.backward(loss / len(micro_batches))
+            losses.append(loss.detach())
+
+        if state.scaler is not None:
+            state.scaler.unscale_(state.optimizer)
+        limit = config.optim.clip_norm or math.inf
+        norm = whole(nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
+
+        # The only exchange besides the gradients, and the only wait for the device: the processes decide alike.
+        stop = torch.tensor(float(self.signals.requested()), device=self.device)
+        numbers = torch.stack([torch.stack(losses).mean().float(), norm.float(), stop])
+        mean_loss, grad_norm, stop_share = parallel.mean(numbers).tolist()
+        scale = state.scaler.get_scale() if state.scaler is not None and not math.isfinite(grad_norm) else 1.0
+        decision = check_finite(
+            mean_loss, grad_norm, skipped=state.skipped, max_skipped=config.training.max_skipped, scale=scale
+        )
+        if decision.ok:
+            self.update_weights()
+        elif decision.is_nonfinite:
+            self.count_nonfinite(decision, micro_batches)
+        if state.scaler is not None:
             state.scaler.update()  # Without an update of the weights: halves a scale that made gradients overflow.
-        self.optimizer.zero_grad()
+        state.optimizer.zero_grad()
         state.step += 1
-        self._note(verdict)
-        self.watching.step(state.step)
-        if self.accelerator.num_processes == 1:
-            self.stopping = self.signals.received is not None
-        return verdict
+        self.logger.log_step(state, decision)
+        if self.monitor is not None and self.monitor.step(state.step):
+            self.logger.log_reading(state.step, self.monitor)
+        # Alone, a signal may still come while the step ends.
+        self.stopping = stop_share > 0 if parallel.rank.world > 1 else self.signals.requested()
+        return decision
 
-    def _is_saved(self, step: int) -> bool:
-        """Whether a checkpoint is due; it waits for a good step, as a rollback must not lead back to a bad one."""
+    def backward(self, loss: Tensor) -> None:
+        (loss if self.state.scaler is None else self.state.scaler.scale(loss)).backward()
+
+    def update_weights(self) -> None:
+        optimizer, scaler = self.state.optimizer, self.state.scaler
+        optimizer.step() if scaler is None else scaler.step(optimizer)
+        self.state.ema.update(self.network)
+        self.state.skipped = 0
+
+    # Before the first step
+
+    def begin(self) -> None:
+        """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
+        start, config, run = self.start, self.config, self.run
+        metrics_size = 0 if start.checkpoint is None else self.load(start.checkpoint)
+        if not start.own:
+            # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
+            self.save()
+        precision = last_precision(run) if start.own else None
+        with self.parallel.all_or_none():
+            if self.parallel.is_main:
+                if self.evaluator is not None:
+                    self.evaluator.begin(start.step)
+                drop_later(run, start, self.store, metrics_size=metrics_size)
+                run.begin(config, environment(seed=config.seed, step=start.step, **self.parallel.describe()))
+            self.logger.start_trackers()
+        if precision not in (None, self.parallel.precision):
+            self.logger.info(f"another precision than before ({precision}): set training.precision to keep one")
+        if start.checkpoint is None:
+            self.save()
+        else:
+            self.logger.info(f"resuming from step {start.step} ({start.checkpoint.path})")
+
+    def load(self, checkpoint: Checkpoint) -> int:
+        """Continue from a checkpoint; returns the size that metrics.jsonl had."""
+        saved = self.state.load(checkpoint)
+        if self.monitor is not None and saved.get("monitor"):
+            self.monitor.load_state_dict(saved["monitor"])
+        elif self.monitor is not None:
+            self.monitor.seek(saved["step"])
+        return saved["metrics_size"]
+
+    def finish_pending(self) -> None:
+        """Do what was due after the step that the run resumes from, if it was stopped or killed before that."""
+        start, step = self.start, self.state.step
+        grid_is_due = start.own and step > 0 and self.is_due(self.config.training.sample_every)
+        # The first process alone looks: the others may see its file a moment later.
+        is_missing = self.parallel.is_main and not self.run.grid(step).is_file()
+        if grid_is_due and self.parallel.any_rank(is_missing):
+            self.sample_grid()
+        if self.evaluation_is_due() and not self.stopping:
+            self.evaluate()
+            if not self.stopping:
+                self.save(start.checkpoint.metric if start.checkpoint is not None and start.own else None)
+
+    # What is due after a step
+
+    def is_due(self, every: int | None) -> bool:
+        return every is not None and (self.state.step % every == 0 or self.state.step == self.config.training.steps)
+
+    def checkpoint_is_due(self) -> bool:
+        """Whether it is time; a checkpoint waits for a good step, as a rollback must not lead back to a bad one."""
         every = self.config.training.checkpoint_every
-        return self.state.guard.consecutive == 0 and step // every > self.saved // every
+        return self.state.skipped == 0 and self.state.step // every > self.saved // every
 
-    def _judge(self, loss: Tensor, grad_norm: Tensor, batch: list[NoisyBatch]) -> StepDecision:
-        step, scaler = self.state.step + 1, self.state.scaler
-        scale = None if scaler is None else scaler.get_scale
-        try:
-            return self.state.guard.check(loss, grad_norm, step=step, forwards=self.passes.again(batch), scale=scale)
-        except TrainingDiverged as error:
-            self.journal.record(step, {"event": "diverged", "message": str(error)})
-            raise
+    def evaluation_is_due(self) -> bool:
+        due = self.evaluator is not None and self.is_due(self.config.evaluation.every)
+        return due and self.state.step > 0 and self.state.evaluated != self.state.step
 
-    def _clip(self) -> Tensor:
-        self.accelerator.unscale_gradients(self.optimizer)
-        limit = self.config.optim.clip_norm or math.inf
-        return whole(nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
+    def validate(self) -> float:
+        """Log the validation losses of raw and EMA weights; returns the latter, by which checkpoints are the best."""
+        step, network, count = self.state.step, self.network, len(self.validation)
+        with self.logger.clock.paused(), self.parallel.evaluating():
+            raw = self.parallel.sum(self.validation.loss_sum(network)).item() / count
+            with self.state.ema.swap(network):
+                ema = self.parallel.sum(self.validation.loss_sum(network)).item() / count
+        self.logger.record(step, {"validation_loss": raw, "validation_loss_ema": ema})
+        self.logger.info(f"step {step}: validation loss {raw:.4f}, EMA weights {ema:.4f}")
+        return ema
 
-    def _agree(self, pair: Tensor) -> Tensor:
-        """The mean of loss and gradient norm over the processes, which also settle whether one was told to stop."""
-        if self.accelerator.num_processes == 1:
-            return pair
-        told = self.signals.received is not None
-        means = self.accelerator.reduce(torch.cat([pair, pair.new_tensor([float(told)])]), "mean").cpu()
-        self.stopping = bool(means[2] > 0)
-        return means[:2]
+    def save(self, validation_loss: float | None = None) -> None:
+        """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
+        parallel, state = self.parallel, self.state
+        self.saved = state.step
+        with self.logger.clock.paused(), parallel.all_or_none():
+            if not parallel.is_main and not parallel.uses_fsdp:
+                return
+            tensors = state.tensors(keep=parallel.is_main)
+            if parallel.is_main:
+                monitor = None if self.monitor is None else self.monitor.state_dict()
+                facts = {"metrics_size": self.logger.metrics.synced_size(), "monitor": monitor}
+                self.store.save(state.step, tensors, {**state.as_json(), **facts}, validation_loss)
 
-    def _note(self, verdict: StepDecision) -> None:
-        """Keep the loss of a step for the log, and log at once what was unusual about it."""
-        state = self.state
-        spike = state.add_loss(verdict.loss) if verdict.ok else None
-        if spike is not None:
-            self.journal.record(state.step, {"event": "spike", **asdict(spike)})
-        if verdict.action == "overflow":
-            self.journal.record(state.step, {"event": "overflow", "scale": state.scaler.get_scale()})
-        self.journal.step(state.step, verdict)
+    def sample_grid(self) -> None:
+        """A grid of samples of the EMA weights, always of the same noise."""
+        grid = self.run.grid(self.state.step)
+        with self.logger.clock.paused(), self.parallel.evaluating(), self.state.ema.swap(self.network):
+            save_samples(grid, self.network, self.config, self.inputs, self.parallel)
 
-    def _roll_back(self) -> None:
+    def evaluate(self) -> None:
+        """Evaluate samples of the last step; a signal stops it, and then the run, which evaluates when it resumes."""
+        assert self.evaluator is not None
+        state, step = self.state, self.state.step
+        numbers: dict[str, float] = {}
+        self.network.eval()
+        with self.logger.clock.paused(), self.parallel.evaluating():
+            for weights in self.config.evaluation.chosen:
+                with state.ema.swap(self.network) if weights == "ema" else nullcontext():
+                    found = self.evaluator.evaluate(self.network, step, weights, self.signals.requested)
+                if found is None:
+                    self.stopping = True
+                    break
+                numbers |= found.numbers()
+                self.logger.info(f"step {step}, {found}")
+            self.parallel.wait_for_everyone()  # All have their result by now, so that none waits for long.
+        self.network.train()
+        if self.parallel.is_main:
+            self.evaluator.tidy()
+        if not self.stopping:
+            self.logger.record(step, numbers)
+            state.evaluated = step
+
+    # When something goes wrong
+
+    def count_nonfinite(self, decision: StepDecision, micro_batches: list[NoisyBatch]) -> None:
+        """Count a non-finite step, say where it began, and give up after too many rollbacks."""
+        state, step = self.state, self.state.step + 1
+        origin = find_origin(self.loss, self.network, micro_batches, self.parallel)
+        state.skipped += 1
+        state.rollbacks += decision.action == "rollback"
+        if state.rollbacks > MAX_ROLLBACKS:
+            message = advice(decision, step, origin, MAX_ROLLBACKS)
+            self.logger.record(step, {"event": "diverged", "message": message})
+            raise TrainingDiverged(message)
+        self.logger.log_skipped(step, decision, origin)
+
+    def roll_back(self) -> None:
+        """Return to the last checkpoint, and continue with other batches."""
         checkpoint = self.store.latest()
         assert checkpoint is not None, "a run has a checkpoint from its first step on"
-        bad = self.state.step
+        bad_step = self.state.step
         self.state.roll_back(checkpoint)
         self.saved = self.state.step
-        self.watching.seek(self.state.step)
-        self.due.begin(self.state.step)
-        self.journal.record(self.state.step, {"event": "rollback", "from_step": bad})
-        self.journal.note(f"went back from step {bad} to the checkpoint of step {checkpoint.step}")
-
-    def _log(self, grad_norm: float) -> None:
-        """Log the mean loss since the last time."""
-        step, rate = self.state.step, learning_rate(self.config.optim, self.state.step - 1)
-        self.journal.log(step, loss=self.state.take_mean_loss(), lr=rate, grad_norm=grad_norm)
-
-    def _save(self, metric: float | None = None) -> None:
-        """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
-        self.saved = self.state.step
-        streams = stream_positions(self.batches)
-        with self.journal.watch.paused(), all_or_none(self.accelerator):
-            if not self.is_main and not self.sharded:
-                return
-            tensors = self.state.tensors(keep=self.is_main)
-            if self.is_main:
-                size = self.journal.metrics.synced_size()
-                windows = self.watching.state_dict()
-                self.state.save(self.store, tensors, metrics_size=size, data=streams, metric=metric, monitor=windows)
+        if self.monitor is not None:
+            self.monitor.seek(self.state.step)
+        if self.evaluator is not None and self.parallel.is_main:
+            self.evaluator.begin(self.state.step)
+        self.logger.record(self.state.step, {"event": "rollback", "from_step": bad_step})
+        self.logger.info(f"went back from step {bad_step} to the checkpoint of step {checkpoint.step}")

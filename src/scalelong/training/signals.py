@@ -45,6 +45,10 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def requested(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self.received is not None
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.received is None:

@@ -1,12 +1,12 @@
 """Everything that a run's next step depends on, to a checkpoint and back to the bit.
 
-Batches in memory, times, noise and the learning rate are functions of the step, so they need no state of their own.
+Batches, times, noise and the learning rate are functions of the step, so they need no state of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..guard.nonfinite import Guard, Spike, SpikeDetector
-from ..runs.checkpoint import Checkpoint, CheckpointStore
+from ..guard.nonfinite import Spike, SpikeDetector
+from ..runs.checkpoint import Checkpoint
 from ..runs.run_dir import RunError
 from .ema import EMA
-from .flatten import Flat, flatten_optimizer, parameter_names, restore_optimizer
-from .sharding import gather, scatter
+from .optim import flatten_optimizer, parameter_names, restore_optimizer
+from .parallel import gather_tensors, scatter_tensors
+
+FORMAT = 2
+"""Of what a checkpoint says besides its tensors."""
+
+COUNTS = ("step", "batch_offset", "skipped", "rollbacks", "loss_sum", "loss_count", "evaluated")
 
 
 @dataclass
@@ -29,19 +34,21 @@ class TrainState:
     network: nn.Module
     optimizer: Optimizer
     ema: EMA
-    guard: Guard
     scaler: Any = None
     """The gradient scaler of fp16, or None."""
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
     step: int = 0
     """Steps done."""
-    offset: int = 0
-    """Batches left out by rollbacks: step k takes batch k + offset."""
+    batch_offset: int = 0
+    """Batches left out by rollbacks: step k takes batch k + batch_offset."""
+    skipped: int = 0
+    """Non-finite steps in a row up to now."""
+    rollbacks: int = 0
     loss_sum: float = 0.0
     """Losses since the last logged step, and how many they are."""
     loss_count: int = 0
     evaluated: int = 0
-    """The last step whose drawn images were evaluated."""
+    """The last step whose samples were evaluated."""
 
     def add_loss(self, loss: float) -> Spike | None:
         """Keep the loss of the last step for the log; returns a spike if it is one."""
@@ -56,72 +63,59 @@ class TrainState:
 
     def tensors(self, keep: bool = True) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds, whole; shards are gathered by all processes, and those that `keep` get it."""
-        optimizer, _ = self._flat_optimizer()
-        parts = {"model": self.network.state_dict(), "ema": self.ema.state_dict(), "optimizer": optimizer}
-        return {group: gather(tensors, keep) for group, tensors in parts.items()}
+        parts = {"model": self.network.state_dict(), "ema": self.ema.state_dict(), "optimizer": self._optimizer()[0]}
+        return {group: gather_tensors(tensors, keep) for group, tensors in parts.items()}
 
-    def save(
-        self,
-        store: CheckpointStore,
-        tensors: Mapping[str, Mapping[str, Tensor]],
-        *,
-        metrics_size: int,
-        data: Sequence[Mapping[str, Any]] = (),
-        metric: float | None = None,
-        monitor: Mapping[str, Any] | None = None,
-    ) -> Path:
-        """Write a checkpoint; `data` is where each process's stream of batches is, if they come from streams."""
-        state = {
-            "step": self.step,
-            "offset": self.offset,
-            "loss_sum": self.loss_sum,
-            "loss_count": self.loss_count,
-            "evaluated": self.evaluated,
-            "metrics_size": metrics_size,
-            "data": [dict(stream) for stream in data],
-            "monitor": monitor,
+    def as_json(self) -> dict[str, Any]:
+        """What a checkpoint says besides its tensors."""
+        return {
+            "format": FORMAT,
+            **{name: getattr(self, name) for name in COUNTS},
             "ema_step": self.ema.step,
-            "guard": self.guard.state_dict(),
             "spikes": self.spikes.state_dict(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "optimizer": self._flat_optimizer()[1],
+            "optimizer": self._optimizer()[1],
         }
-        return store.save(self.step, tensors, state, metric)
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Continue as if the run had never stopped; returns the rest of what was saved, `metrics_size` and `data`."""
-        state = self._load_training(checkpoint)
-        self.offset = state["offset"]
-        self.guard.load_state_dict(state["guard"])
-        return state
+        """Continue as if the run had never stopped; returns all that the checkpoint says."""
+        saved = self._load_training(checkpoint)
+        for name in COUNTS:
+            setattr(self, name, saved[name])
+        return saved
 
     def roll_back(self, checkpoint: Checkpoint) -> None:
-        """Take back the weights and go on with batches that come after those seen.
+        """Take back the weights, and continue with batches that come after those seen.
 
-        The guard keeps counting, and the same batches are not tried again: they would do the same again.
+        The counts of what went wrong stay, and the same batches are not tried again: they would do the same again.
         """
-        next_batch = self.step + self.offset
-        self._load_training(checkpoint)
-        self.offset = next_batch - self.step
+        next_batch = self.step + self.batch_offset
+        saved = self._load_training(checkpoint)
+        for name in ("step", "loss_sum", "loss_count", "evaluated"):
+            setattr(self, name, saved[name])
+        self.batch_offset = next_batch - self.step
+        self.skipped = 0
 
-    def _flat_optimizer(self) -> Flat:
+    def _optimizer(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return flatten_optimizer(self.optimizer.state_dict(), parameter_names(self.network, self.optimizer))
 
     def _load_training(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        state, weights, own = checkpoint.state(), checkpoint.tensors("model"), self.network.state_dict()
+        """Weights, EMA, optimiser and scaler of a checkpoint; returns what else it says."""
+        saved, weights, own = checkpoint.state(), checkpoint.tensors("model"), self.network.state_dict()
+        if saved.get("format") != FORMAT:
+            raise RunError(f"{checkpoint.path} was written by another version of scalelong: train anew with this one")
         refuse_other_network(checkpoint.path, weights, own)
-        self.network.load_state_dict(scatter(weights, own))
-        self.ema.load_state_dict(scatter(checkpoint.tensors("ema"), self.ema.state_dict()), step=state["ema_step"])
+        self.network.load_state_dict(scatter_tensors(weights, own))
+        averages = scatter_tensors(checkpoint.tensors("ema"), self.ema.state_dict())
+        self.ema.load_state_dict(averages, step=saved["ema_step"])
         moments, parameters = checkpoint.tensors("optimizer"), dict(self.network.named_parameters())
         # A slot is called `parameter.slot`, and is cut like its parameter.
         like = {key: parameters[name] for key in moments if (name := key.rpartition(".")[0]) in parameters}
-        restore_optimizer(self.optimizer, self.network, scatter(moments, like), state["optimizer"])
-        self.spikes.load_state_dict(state["spikes"])
-        if self.scaler is not None and state["scaler"] is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        self.step, self.loss_sum, self.loss_count = state["step"], state["loss_sum"], state["loss_count"]
-        self.evaluated = state.get("evaluated", 0)  # Older checkpoints have none.
-        return state
+        restore_optimizer(self.optimizer, self.network, scatter_tensors(moments, like), saved["optimizer"])
+        self.spikes.load_state_dict(saved["spikes"])
+        if self.scaler is not None and saved["scaler"] is not None:
+            self.scaler.load_state_dict(saved["scaler"])
+        return saved
 
 
 def refuse_other_network(path: Path, saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

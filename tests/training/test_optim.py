@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from scalelong.runs.checkpoint import CheckpointStore
-from scalelong.training.flatten import (
+from scalelong.training.optim import (
     flatten_optimizer,
     parameter_names,
     restore_optimizer,

@@ -1,4 +1,4 @@
-"""Optimiser states as named tensors and JSON, and back to the bit."""
+"""The optimiser: AdamW, its learning rate, and its state as named tensors and JSON, back to the bit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,38 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
+
+from ..config.schema import OptimConfig
+
+# The devices whose AdamW is one kernel in every supported version of torch.
+FUSED = {"cuda", "cpu", "xpu"}
 
 Flat = tuple[dict[str, Tensor], dict[str, Any]]
 Names = Sequence[Sequence[str]]
+
+
+def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.device) -> Optimizer:
+    fused = device.type in FUSED
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return AdamW(
+        parameters,
+        lr=config.lr,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=fused,
+        foreach=None if fused else True,
+    )
+
+
+def learning_rate(config: OptimConfig, step: int) -> float:
+    """The rate of a step, counted from 0: a linear warm-up that reaches the full rate, then constant.
+
+    >>> config = OptimConfig(lr=1.0, warmup_steps=4)
+    >>> [learning_rate(config, step) for step in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    return config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps))
 
 
 def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

@@ -1,0 +1,54 @@
+"""Samples of a network while it trains: the grid of a step, and the evaluator of the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from ..config.conditioning import conditioning_of, spread_labels
+from ..config.inputs import Inputs
+from ..config.schema import Config
+from ..diffusion.guidance import Condition
+from ..evaluation import Evaluator
+from ..runs.run_dir import Run
+from ..sampling.images import save_grid
+from ..sampling.sample_folder import wait_until
+from ..sampling.sample_run import draw, validation_condition
+from .parallel import Parallel
+
+GRID_IMAGES = 64
+
+
+def save_samples(path: Path, network: nn.Module, config: Config, inputs: Inputs, parallel: Parallel) -> None:
+    """A grid of samples as a PNG, always of the same noise; with shards every process takes part in each pass."""
+    if not parallel.is_main and not parallel.uses_fsdp:
+        # Not in a collective: sampling may take longer than those wait.
+        wait_until(path.is_file)
+        return
+    conditioning, condition = conditioning_of(config, inputs.empty_text), sample_condition(config, inputs, GRID_IMAGES)
+    network.eval()
+    samples = draw(network, config, conditioning, condition, count=GRID_IMAGES)
+    network.train()
+    if parallel.is_main:
+        save_grid(samples, path)
+
+
+def sample_condition(config: Config, inputs: Inputs, count: int) -> Condition:
+    """Class after class, or the captions of validation images."""
+    if config.text is None:
+        return spread_labels(config, count)
+    return validation_condition(inputs, conditioning_of(config, inputs.empty_text), count)
+
+
+def open_evaluator(
+    config: Config, run: Run, inputs: Inputs, parallel: Parallel, progress: Callable[[str, float, int], None]
+) -> Evaluator | None:
+    """The evaluator of samples, if the recipe asks for one; the statistics of the data may take their time."""
+    if config.evaluation.every is None:
+        return None
+    conditions = conditioning_of(config, inputs.empty_text), sample_condition(config, inputs, config.evaluation.images)
+    return Evaluator.open(
+        config, run.folder, conditions, rank=parallel.rank, together=parallel.uses_fsdp, report=progress
+    )
