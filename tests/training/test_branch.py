@@ -63,7 +63,9 @@ def test_a_branch_interrupted_before_its_next_checkpoint_goes_on_where_it_branch
     assert_same_run(tmp_path, whole)
 
 
-@pytest.mark.parametrize("moment", ["scalelong.training.state.TrainState.save", "scalelong.runs.run_dir.Run.begin"])
+@pytest.mark.parametrize(
+    "moment", ["scalelong.runs.checkpoint.CheckpointStore.save", "scalelong.runs.run_dir.Run.begin"]
+)
 def test_a_branch_interrupted_while_it_begins_never_starts_from_other_weights(
     moment: str, start: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

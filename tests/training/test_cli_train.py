@@ -44,7 +44,7 @@ def test_train_writes_the_run_and_says_what_comes_next(tmp_path: Path) -> None:
     result = run("train", "digits", *SETS, "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert re.fullmatch(r"step 8/8  loss [\d.]+  rate [\d.e-]+  gradient [\d.]+  \d+ images/s  0:00 left", lines[-2])
+    assert re.fullmatch(r"step 8/8  loss [\d.]+  lr [\d.e-]+  grad norm [\d.]+  \d+ images/s  0:00 left", lines[-2])
     assert lines[-1] == f"finished: {tmp_path}/run. To draw more samples: scalelong sample {tmp_path}/run"
     found = {path.name for path in (tmp_path / "run").iterdir()} - {".lock"}
     assert found == {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints"}
@@ -62,7 +62,7 @@ def test_train_on_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> 
 def test_train_without_a_recipe_goes_on_with_the_run_in_the_folder(tmp_path: Path) -> None:
     run_tiny(tmp_path, "training.steps=3")
     result = run("train", "--out", tmp_path, "--set", "training.steps=5")
-    assert result.stdout.startswith("going on from step 3 ")
+    assert result.stdout.startswith("resuming from step 3 ")
     assert Run(tmp_path).config().training.steps == 5
     assert Run(tmp_path).checkpoints().steps()[-1] == 5
 

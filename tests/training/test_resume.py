@@ -173,7 +173,7 @@ def test_another_precision_than_before_is_noted(tmp_path: Path) -> None:
     said: list[str] = []
     run_tiny(tmp_path, "training.steps=2")
     environment = Run(tmp_path).environment_file
-    environment.write_text(environment.read_text().replace('"precision": "no"', '"precision": "bf16"'))
+    environment.write_text(environment.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
     run_tiny(tmp_path, display=Display(said.append))
     assert any("another precision than before (bf16)" in line for line in said)
 
@@ -189,7 +189,7 @@ def test_a_run_that_another_process_took_further_meanwhile_is_not_trained_twice(
     late = make_trainer(tmp_path / "run")
     run_tiny(tmp_path / "run")
     with pytest.raises(RunError, match="another process has just trained in .*: give the command again"):
-        late.run()
+        late.train()
     assert_same_run(tmp_path / "run", whole)
 
 

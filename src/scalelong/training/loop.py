@@ -64,10 +64,9 @@ def train(
         return TrainResult(run.folder, start.step, config.training.steps, trained=0)
     with explain_lost_peer():
         parallel = Parallel.open(config.training)
-        try:
-            return Trainer(config, run, start, parallel, display).train()
-        finally:
-            parallel.close()
+        result = Trainer(config, run, start, parallel, display).train()
+        parallel.close()  # Not after an error: others may still wait for this process, and learn of its end.
+        return result
 
 
 class Trainer:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -80,10 +81,13 @@ class Parallel:
         if self.rank.world == 1 or self.uses_fsdp:
             return model
         device_ids = [self.device] if self.device.type == "cuda" else None
-        # The processes compute the same buffers; sending them around at every step would be waste.
-        return nn.parallel.DistributedDataParallel(
-            model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        with warnings.catch_warnings():
+            # Newer versions of torch have another name for this option of theirs, older ones do not know it.
+            warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+            # The processes compute the same buffers; sending them around at every step would be waste.
+            return nn.parallel.DistributedDataParallel(
+                model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
 
     def autocast(self) -> AbstractContextManager[Any]:
         """What the network computes in during training."""
