@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,14 +19,9 @@ import torch
 
 from ..config.load import RecipeError, parse_recipe, to_yaml
 from ..config.schema import Config, EvaluationConfig
-from ..utils.atomic import replace_text
+from ..utils.atomic import locked, replace_text
 from .checkpoint import CheckpointStore
 from .metrics import MetricsLog
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 PACKAGES = ("scalelong", "torch", "accelerate", "diffusers", "datasets", "numpy", "safetensors")
 
@@ -89,24 +83,9 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training in the folder; the system lets go of it when this one ends in any way."""
-        if fcntl is None:
+        """Keep other processes from training in the folder."""
+        with locked(self.folder / LOCK, busy=f"another process is training in {self.folder}"):
             yield
-            return
-        is_new = not self.folder.exists()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(
-                    f"another process is training in {self.folder}: wait for it, or stop it first"
-                ) from error
-            try:
-                yield
-            finally:
-                if is_new and os.listdir(self.folder) == [LOCK]:
-                    shutil.rmtree(self.folder)  # Nothing was begun, and nothing stays.
 
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
         """Write what a run is, before its first step or when it goes on; the first environment is kept."""
