@@ -26,18 +26,18 @@ def test_runs_of_one_process_may_differ_in_precision(tmp_path: Path) -> None:
     assert losses(tmp_path / "half") == pytest.approx(losses(tmp_path / "first"), rel=2**-7)
 
 
-@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "no")])
+@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "fp32")])
 def test_auto_is_bf16_on_a_processor_that_has_it(native: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
     assert engine.resolve_precision("auto", "cpu") == expected
-    assert engine.resolve_precision("fp32", "cpu") == "no"
+    assert engine.resolve_precision("fp32", "cpu") == "fp32"
 
 
 def test_a_torch_that_cannot_say_has_no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.delattr(torch.cpu, name, raising=False)
-    assert engine.resolve_precision("auto", "cpu") == "no"
+    assert engine.resolve_precision("auto", "cpu") == "fp32"
 
 
 def test_fp16_is_refused_on_the_cpu(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_another_precision_than_before_is_noted(tmp_path: Path) -> None:
     said: list[str] = []
     run_tiny(tmp_path, "training.steps=2")
     environment = Run(tmp_path).environment_file
-    environment.write_text(environment.read_text().replace('"precision": "no"', '"precision": "bf16"'))
+    environment.write_text(environment.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
     run_tiny(tmp_path, display=Display(said.append))
     assert any("another precision than before (bf16)" in line for line in said)
 

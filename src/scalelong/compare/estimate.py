@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ..config import Config
-from ..runs import Run, find_start
+from ..runs import Run, find_resume_point
 from ..training import Trainer
 from ..training.display import Silent
 from .plan import Plan
@@ -35,7 +35,7 @@ def seconds_per_step(config: Config) -> float:
     """The median of a few steps: what a first one loads or allocates counts nothing."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder))
-        trainer = Trainer(config, run, find_start(run, config), display=Silent())
+        trainer = Trainer(config, run, find_resume_point(run, config), display=Silent())
         seconds = []
         for _ in range(STEPS):
             began = time.perf_counter()

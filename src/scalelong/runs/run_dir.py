@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..config.load import RecipeError, parse_recipe, to_yaml
-from ..config.schema import Config, EvaluationConfig
+from ..config.schema import Config
 from ..utils.atomic import locked, replace_text
 from .checkpoint import CheckpointStore
 from .metrics import MetricsLog
@@ -27,16 +27,6 @@ PACKAGES = ("scalelong", "torch", "accelerate", "diffusers", "datasets", "numpy"
 
 LOCK = ".lock"
 CHECKPOINTS = "checkpoints"
-
-# What may differ when a run goes on: nothing that a step computes depends on it.
-FREE = {"name", "description", "data.workers", "data.prepared"} | {
-    f"training.{key}"
-    for key in (
-        *("steps", "log_every", "validate_every", "sample_every", "checkpoint_every"),
-        *("keep_last", "max_skipped", "monitor_every", "trackers", "parallel"),
-    )
-}
-FREE |= {f"evaluation.{key}" for key in EvaluationConfig.model_fields}
 
 
 class RunError(ValueError):
@@ -87,22 +77,25 @@ class Run:
         with locked(self.folder / LOCK, busy=f"another process is training in {self.folder}"):
             yield
 
+    def starts(self) -> list[dict[str, Any]]:
+        """The environment of each time that the run was begun or resumed."""
+        file = self.environment_file
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
-        """Write what a run is, before its first step or when it goes on; the first environment is kept."""
+        """Write what the run is, before its first step or when it resumes; earlier environments are kept."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        starts = json.loads(self.environment_file.read_text(encoding="utf-8")) if self.environment_file.exists() else []
-        text = json.dumps([*starts, environment], indent=1, ensure_ascii=False)
+        text = json.dumps([*self.starts(), environment], indent=1, ensure_ascii=False)
         # First what makes the folder that of a run: a kill in between leaves one that can be begun again.
         replace_text(self.config_file, to_yaml(config))
         replace_text(self.environment_file, text + "\n")
 
 
 def last_precision(run: Run) -> str | None:
-    """The precision of the run's last start, as Accelerate calls it; None if there was none."""
-    try:
-        return json.loads(run.environment_file.read_text(encoding="utf-8"))[-1]["precision"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    """The precision of the run's last start; None if it was never started."""
+    starts = run.starts()
+    # Older runs call fp32 "no".
+    return starts[-1]["precision"].replace("no", "fp32") if starts else None
 
 
 def check_folder(run: Run) -> None:
@@ -121,18 +114,6 @@ def is_foreign(path: Path) -> bool:
     return not path.name.startswith(".") and path.name != CHECKPOINTS
 
 
-def check_same_run(run: Run, config: Config) -> None:
-    """Raise if the folder's run has settings that change what a step computes."""
-    before, now = flatten(run.config().model_dump(mode="json")), flatten(config.model_dump(mode="json"))
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in FREE]
-    if changed:
-        shown = ", ".join(f"{key} {before.get(key)} → {now.get(key)}" for key in changed[:4])
-        raise RunError(
-            f"{run.folder} holds a run with other settings ({shown}): give the same ones to go on with it, "
-            "or another --out"
-        )
-
-
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     >>> flatten({"a": {"b": 1}, "c": 2})
@@ -144,9 +125,8 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def environment(accelerator: Any, *, seed: int, step: int) -> dict[str, Any]:
-    """What a run, or its continuation from `step`, ran with."""
-    device: torch.device = accelerator.device
+def environment(*, device: torch.device, processes: int, precision: str, seed: int, step: int) -> dict[str, Any]:
+    """What a run that begins or resumes at `step` runs with; `precision` is fp32, bf16 or fp16."""
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "step": step,
@@ -156,9 +136,9 @@ def environment(accelerator: Any, *, seed: int, step: int) -> dict[str, Any]:
         "commit": git_commit(Path(__file__).parent),
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "processes": accelerator.num_processes,
+        "processes": processes,
         "threads": torch.get_num_threads(),
-        "precision": accelerator.mixed_precision,
+        "precision": precision,
     }
 
 

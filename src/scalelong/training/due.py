@@ -151,6 +151,6 @@ def is_finished(config: Config, run: Run, start: ResumePoint, *, evaluates: bool
     steps, checkpoint = config.training.steps, start.checkpoint
     if start.step != steps or checkpoint is None:
         return start.step >= steps
-    if start.own and config.training.sample_every is not None and not grid_of(run, steps).is_file():
+    if start.same_run and config.training.sample_every is not None and not grid_of(run, steps).is_file():
         return False
     return not evaluates or config.evaluation.every is None or checkpoint.state().get("evaluated") == steps

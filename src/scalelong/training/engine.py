@@ -35,7 +35,7 @@ def build_accelerator(config: TrainingConfig, folder: Path) -> Any:
     device = best_device()
     if config.compile:
         check_compiler(device)
-    precision = resolve_precision(config.precision, device)
+    precision = resolve_precision(config.precision, device).replace("fp32", "no")
     forget_other_precision(precision)
     accelerator = Accelerator(
         cpu=device == "cpu",

@@ -22,7 +22,7 @@ from ..config.layout import has_channels_last
 from ..config.schema import Config
 from ..guard.nonfinite import Guard, StepDecision, TrainingDiverged
 from ..runs.checkpoint import Checkpoint
-from ..runs.resume import ResumePoint, check_unchanged, drop_later, find_start
+from ..runs.resume import ResumePoint, check_unchanged, drop_later, find_resume_point
 from ..runs.run_dir import Run, RunError, environment, last_precision
 from .agreement import all_or_none, in_contact
 from .display import Display
@@ -69,7 +69,7 @@ def train(
     which is called if it sets evaluation.every.
     """
     run = Run(Path(out))
-    start = find_start(run, config, resume)
+    start = find_resume_point(run, config, resume)
     if is_finished(config, run, start, evaluates=evaluate is not None):
         return Result(run.folder, start.step, config.training.steps, trained=0)
     with in_contact():
@@ -109,6 +109,10 @@ class Trainer:
         self.watching = Watching(self.monitor, self.journal)
         self.due = Due(config, run, self.state, self.journal, self.inputs, self.conditioning, evaluate=evaluate)
         self.store = start.store or run.checkpoints(config.training.keep_last)
+
+    @property
+    def precision(self) -> str:
+        return self.accelerator.mixed_precision.replace("no", "fp32")
 
     def _build_data(self, rank: int, world: int) -> None:
         config = self.config
@@ -171,15 +175,21 @@ class Trainer:
         """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
         start = self.begin
         size = 0 if start.checkpoint is None else self._load(start.checkpoint)
-        if not start.own:
+        if not start.same_run:
             # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
             self._save()
-        before = last_precision(self.folder) if start.own else None
+        before = last_precision(self.folder) if start.same_run else None
         with all_or_none(self.accelerator):
             self.due.begin(start.step)
             if self.is_main:
                 drop_later(self.folder, start, self.store, metrics_size=size)
-                facts = environment(self.accelerator, seed=self.config.seed, step=start.step)
+                facts = environment(
+                    device=self.device,
+                    processes=self.accelerator.num_processes,
+                    precision=self.precision,
+                    seed=self.config.seed,
+                    step=start.step,
+                )
                 self.folder.begin(self.config, facts)
             self.journal.begin(self.config)
         self._say_begin(before)
@@ -193,7 +203,7 @@ class Trainer:
             self.journal.note("training.monitor_every: nothing is read, as train() got no monitor=SkipMonitor")
         if config.evaluation.every is not None and self.due.quality is None:
             self.journal.note("evaluation.every: nothing is evaluated, as train() got no evaluate=Evaluator.open")
-        if before not in (None, self.accelerator.mixed_precision):
+        if before not in (None, self.precision):
             self.journal.note(f"another precision than before ({before}): set training.precision to keep one")
         if start.checkpoint is not None:
             self.journal.note(f"going on from step {start.step} ({start.checkpoint.path})")
@@ -234,10 +244,10 @@ class Trainer:
     def _make_up(self) -> None:
         """Do what was due after the step that the run goes on from, if it was stopped or killed before that."""
         start = self.begin
-        if start.own:
+        if start.same_run:
             self.due.missing_samples()
         if self.due.owes_evaluation() and self._evaluate():
-            self._save(start.checkpoint.metric if start.checkpoint is not None and start.own else None)
+            self._save(start.checkpoint.metric if start.checkpoint is not None and start.same_run else None)
 
     def _evaluate(self) -> bool:
         """Evaluate drawn images; a signal stops it, and then the run, which makes up for it when it goes on."""

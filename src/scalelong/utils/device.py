@@ -40,14 +40,13 @@ def check_compiler(device: str) -> None:
 
 
 def resolve_precision(precision: str, device: str) -> str:
-    """Accelerate's name of a recipe's precision.
+    """The precision that a recipe's means on a device: fp32, bf16 or fp16.
 
     >>> resolve_precision("fp32", "cpu"), resolve_precision("bf16", "cpu")
-    ('no', 'bf16')
+    ('fp32', 'bf16')
     """
     if precision == "fp16" and device == "cpu":
-        # Accelerate would train in float32 without a word.
         raise ValueError("training.precision: fp16 needs a GPU; on the CPU use fp32 or bf16")
     if precision == "auto":
-        return "bf16" if has_bf16(device) else "no"
-    return "no" if precision == "fp32" else precision
+        return "bf16" if has_bf16(device) else "fp32"
+    return precision
