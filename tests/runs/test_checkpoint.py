@@ -13,8 +13,8 @@ import torch
 from checkpoint_cases import assert_holds, assert_same, contents, filled, flip_bit, groups, state
 from torch import Tensor, nn
 
-from scalelong.runs.checkpoint import CheckpointStore
-from scalelong.runs.manifest import MANIFEST, to_json
+from scalelong.runs.checkpoint import MANIFEST, CheckpointStore
+from scalelong.utils.atomic import to_json
 
 
 def test_a_checkpoint_comes_back_to_the_bit(tmp_path: Path) -> None:

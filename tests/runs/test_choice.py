@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
 from scalelong.runs import CheckpointError, Run, RunError
-from scalelong.runs.choice import choose_checkpoint
+from scalelong.runs.model import choose_checkpoint
 
 
 def run_with(folder: Path, *metrics: float | None) -> Run:
