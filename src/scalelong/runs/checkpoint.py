@@ -12,13 +12,12 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..utils.atomic import (
@@ -26,16 +25,16 @@ from ..utils.atomic import (
     Damaged,
     Files,
     advice_for,
+    check_json,
     describe,
     free_space,
     human_size,
-    import_safetensors,
     read_signed,
-    read_tensors,
     signed,
     to_json,
     verify_file,
 )
+from ..utils.tensors import check_tensor, import_safetensors, read_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +111,7 @@ class CheckpointStore:
         except OSError as error:
             raise CheckpointError(self._explain(step, tensors, error)) from error
         finally:
-            self._remove(temporary)
+            self._tidy(self.files.remove, temporary)
         self._damaged.discard(final)
         self._prune(step)
         return final
@@ -171,19 +170,19 @@ class CheckpointStore:
             self.files.rename(temporary, final)
         except OSError:
             if replaces:
-                self._restore(aside, final)
+                self._tidy(self.files.rename, aside, final)
             raise
         self.files.sync(self.folder)
-        self._remove(aside)
+        self._tidy(self.files.remove, aside)
 
     def _clean_up(self) -> None:
         """Remove what killed saves left behind; a checkpoint that had stepped aside for one takes its place again."""
         for path in sorted(self.folder.iterdir()):
             place = self.folder / path.name.removeprefix(REPLACED)
-            if path.name.startswith(TEMPORARY):
-                self._remove(path)
-            elif path.name.startswith(REPLACED):
-                self._remove(path) if place.exists() else self._restore(path, place)
+            if path.name.startswith(TEMPORARY) or (place != path and place.exists()):
+                self._tidy(self.files.remove, path)
+            elif place != path:
+                self._tidy(self.files.rename, path, place)
 
     def _prune(self, newest: int) -> None:
         """Remove what is neither among the last ones nor the best; damaged folders and later steps are left alone."""
@@ -200,18 +199,15 @@ class CheckpointStore:
     def _discard(self, path: Path) -> None:
         """Remove a checkpoint; renamed first, so that a removal killed halfway does not look like damage."""
         doomed = self.folder / f"{TEMPORARY}removed-{path.name}"
-        with only_warn(f"remove {path}"):
-            self.files.rename(path, doomed)
-        self._remove(doomed)
+        self._tidy(self.files.rename, path, doomed)
+        self._tidy(self.files.remove, doomed)
 
-    def _remove(self, path: Path) -> None:
-        with only_warn(f"remove {path}"):
-            if path.exists():
-                self.files.remove(path)
-
-    def _restore(self, aside: Path, place: Path) -> None:
-        with only_warn(f"restore {place}"):
-            self.files.rename(aside, place)
+    def _tidy(self, operation: Callable[..., None], *paths: Path) -> None:
+        """Remove or rename; a failure must neither fail a save that succeeded nor hide why one failed."""
+        try:
+            operation(*paths)
+        except OSError as error:
+            logger.warning("could not %s %s: %s", operation.__name__, paths[0], error)
 
     def _folders(self) -> list[Path]:
         """The folders of checkpoints, complete or damaged, by step; of two of a step, the one in place comes last."""
@@ -257,22 +253,14 @@ class CheckpointStore:
         )
 
 
-@contextmanager
-def only_warn(action: str) -> Iterator[None]:
-    """For tidying up: its failure must neither fail a save that succeeded nor hide why one failed."""
-    try:
-        yield
-    except OSError as error:
-        logger.warning("could not %s: %s", action, error)
-
-
 def step_of(path: Path) -> int:
     return int(path.name.rpartition("-")[2])
 
 
 def best_first(found: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Those that have a metric: the lowest first, of equals the newest."""
-    return sorted((one for one in found if one.metric is not None), key=lambda one: (one.metric, -one.step))
+    """Those that have a metric: the lowest first, of equals the newest, and the one in place."""
+    with_metric = [(-one.metric, one.step, one.path.name, one) for one in found if one.metric is not None]
+    return [one for *_, one in sorted(with_metric, key=lambda entry: entry[:3], reverse=True)]
 
 
 def manifest_of(step: int, metric: float | None, files: Mapping[str, tuple[int, str]]) -> bytes:
@@ -318,30 +306,3 @@ def check_request(step: int, tensors: Groups, state: Mapping[str, Any]) -> None:
             check_tensor(f"{group}: {name}", tensor)
     check_json(state, "state")
     import_safetensors()
-
-
-def check_tensor(name: str, tensor: Tensor) -> None:
-    if hasattr(tensor, "full_tensor"):
-        raise ValueError(
-            f"{name} is one process's shard of a tensor. Gather it on every process first, e.g. with "
-            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))."
-        )
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        raise ValueError(f"{name} is a {tensor.layout} tensor on {tensor.device}; only dense ones hold values to keep")
-
-
-def check_json(value: Any, where: str) -> None:
-    """Raise unless JSON keeps the value exactly: no tuples, no number as a key, no tensors."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"{where} has the key {key!r}; JSON keeps only text keys, use {str(key)!r}")
-            check_json(item, f"{where}.{key}")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            check_json(item, f"{where}[{index}]")
-    elif not isinstance(value, str | int | float | None):
-        raise ValueError(
-            f"{where} is a {type(value).__name__}, which JSON does not keep. "
-            "Use numbers, text, lists and dicts; tensors go into a group."
-        )

@@ -53,23 +53,17 @@ def find_resume_point(run: Run, config: Config, resume: str | Path = "auto") -> 
     if run.exists:
         check_same_run(run, config)
         check_not_lost(run, steps)
-    if resume not in ("auto", "never"):
-        return find_requested(run, Path(resume), store, steps)
-    if steps and not run.exists:
+    requested = resume not in ("auto", "never")
+    if steps and not run.exists and not requested:
         raise RunError(
             f"{run.folder} was interrupted while it branched off from another run: give its command again with "
             "--resume CHECKPOINT, or remove the folder"
         )
-    return ResumePoint(store.latest(), store=store, steps_on_disk=steps)
-
-
-def find_requested(run: Run, path: Path, store: CheckpointStore, steps: tuple[int, ...]) -> ResumePoint:
-    """A checkpoint of the run itself, or one of another run; a run that has checkpoints keeps to its own."""
-    checkpoint = store.load(path)
-    same_run = checkpoint.path.resolve().parent == store.folder.resolve()
-    if run.exists and not same_run and steps:
-        raise RunError(f"{run.folder} holds a run already: choose another --out to begin one at {path}")
-    return ResumePoint(checkpoint, same_run, requested=True, store=store, steps_on_disk=steps)
+    checkpoint = store.load(Path(resume)) if requested else store.latest()
+    same_run = checkpoint is None or checkpoint.path.resolve().parent == store.folder.resolve()
+    if steps and run.exists and not same_run:
+        raise RunError(f"{run.folder} holds a run already: choose another --out to begin one at {resume}")
+    return ResumePoint(checkpoint, same_run, requested, store, steps)
 
 
 def check_same_run(run: Run, config: Config) -> None:

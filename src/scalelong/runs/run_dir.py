@@ -7,8 +7,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..config.load import RecipeError, parse_recipe, to_yaml
+from ..config.load import load_recipe, to_yaml
 from ..config.schema import Config
 from ..utils.atomic import locked, replace_text
 from .checkpoint import CheckpointStore
@@ -66,16 +66,11 @@ class Run:
         """The recipe that the run was started with."""
         if not self.exists:
             raise RunError(f"{self.folder} is not the folder of a run: it has no {self.config_file.name}")
-        try:
-            return parse_recipe(self.config_file.read_text(encoding="utf-8"), file=str(self.config_file))
-        except UnicodeDecodeError as error:
-            raise RecipeError(f"{self.config_file} is not text in UTF-8") from error
+        return load_recipe(self.config_file)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keep other processes from training in the folder."""
-        with locked(self.folder / LOCK, busy=f"another process is training in {self.folder}"):
-            yield
+        return locked(self.folder / LOCK, busy=f"another process is training in {self.folder}")
 
     def starts(self) -> list[dict[str, Any]]:
         """The environment of each time that the run was begun or resumed."""
