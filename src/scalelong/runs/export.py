@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from ..config.build import build_process, count_parameters
-from ..config.schema import Config, UViTConfig, Weights
+from ..config.schema import Config, ScalingConfig, UViTConfig, Weights
 from ..skips import fuse_skips, unscale_skips
 from ..utils.atomic import Files
 from .metrics import read_metrics
@@ -155,71 +155,67 @@ tags: [diffusion, unconditional-image-generation, scalelong]
 Made with scalelong; the method is that of Huang et al., *ScaleLong*, NeurIPS 2023.
 """
 
+FOLDED = "The scaling of the long skips is folded into the weights: nothing else is needed to use it.\n"
 BESIDE = """**The long skips of this network must be scaled again after loading**, as the lines above do: without
 them it samples other images. The scaling is not in the weights, because {reason}.
 """
-FOLDED = "The scaling of the long skips is folded into the weights: nothing else is needed to use it.\n"
+
+SCALE_AGAIN = """
+from safetensors.torch import load_file
+from scalelong import scale_skips
+scale_skips({name}, "{method}"{options})
+{name}.skip_scaling.load_state_dict(load_file("FOLDER/{file}"))"""
 
 
 def write_card(
     path: Path, run: Run, config: Config, step: int, weights: Weights, parameters: int, reason: str | None
 ) -> None:
     """The README: what the model is, how it was trained, how well it did, and how it is loaded."""
+    model = config.model.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})
+    folded = "" if config.scaling.method == "none" else FOLDED
     text = CARD.format(
         config=config,
         library="pytorch" if isinstance(config.model, UViTConfig) else "diffusers",
-        model=json.dumps(config.model.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})),
+        model=json.dumps(model),
         parameters=parameters,
-        scaling=describe_scaling(config),
+        scaling=describe_scaling(config.scaling),
         step=step,
         weights={"ema": "EMA", "raw": "last"}[weights],
         diffusion=config.diffusion,
-        validation=describe_validation(run, step, "validation_loss_ema" if weights == "ema" else "validation_loss"),
-        lines="\n".join(load_lines(config, reason)),
-        note=BESIDE.format(reason=reason) if reason is not None else FOLDED if is_scaled(config) else "",
+        validation=describe_validation(run, step, weights),
+        lines=code_that_loads(config, scale_again=reason is not None),
+        note=folded if reason is None else BESIDE.format(reason=reason),
     )
     path.write_text(text, encoding="utf-8")
 
 
-def is_scaled(config: Config) -> bool:
-    return config.scaling.method != "none"
-
-
-def describe_scaling(config: Config) -> str:
-    scaling = config.scaling
+def describe_scaling(scaling: ScalingConfig) -> str:
     settings = "".join(f", {name} = {value}" for name, value in scaling.options.items())
-    return f"`{scaling.method}`{settings}, at the {scaling.where}" if is_scaled(config) else "not scaled"
+    return "not scaled" if scaling.method == "none" else f"`{scaling.method}`{settings}, at the {scaling.where}"
 
 
-def describe_validation(run: Run, step: int, key: str) -> str:
+def describe_validation(run: Run, step: int, weights: Weights) -> str:
     """The last validation loss up to the exported step."""
+    key = "validation_loss_ema" if weights == "ema" else "validation_loss"
     found = [line for line in read_metrics(run.metrics.path) if key in line and line["step"] <= step]
     return f"{found[-1][key]:.4f} at step {found[-1]['step']}" if found else "not measured"
 
 
-def load_lines(config: Config, reason: str | None) -> list[str]:
-    """Code that loads the folder, with the scaling put back where it is not in the weights."""
+def code_that_loads(config: Config, *, scale_again: bool) -> str:
+    """Code that loads the folder, and puts the scaling back where it is not in the weights."""
     if isinstance(config.model, UViTConfig):
-        lines = ["from safetensors.torch import load_file", f'nnet.load_state_dict(load_file("{UVIT_FILE}"))']
         name = "nnet"
+        code = f'from safetensors.torch import load_file\nnnet.load_state_dict(load_file("{UVIT_FILE}"))'
     elif config.conditional:
-        kind = "UNet2DModel" if config.text is None else "UNet2DConditionModel"
-        lines = [f"from diffusers import {kind}", f'unet = {kind}.from_pretrained("FOLDER", subfolder="unet")']
-        name = "unet"
+        name, kind = "unet", "UNet2DModel" if config.text is None else "UNet2DConditionModel"
+        code = f'from diffusers import {kind}\nunet = {kind}.from_pretrained("FOLDER", subfolder="unet")'
     else:
-        lines = ["from diffusers import DDPMPipeline", 'pipeline = DDPMPipeline.from_pretrained("FOLDER")']
         name = "pipeline.unet"
-    return lines + (scaling_lines(config, name) if reason is not None else [])
-
-
-def scaling_lines(config: Config, name: str) -> list[str]:
+        code = 'from diffusers import DDPMPipeline\npipeline = DDPMPipeline.from_pretrained("FOLDER")'
+    if not scale_again:
+        return code
     scaling = config.scaling
-    options = "".join(f", {key}={value!r}" for key, value in scaling.options.items())
-    where = "" if scaling.where == "input" else f", where={scaling.where!r}"
-    return [
-        "",
-        "from safetensors.torch import load_file",
-        "from scalelong import scale_skips",
-        f'scale_skips({name}, "{scaling.method}"{where}{options})',
-        f'{name}.skip_scaling.load_state_dict(load_file("FOLDER/{SCALING_FILE}"))',
-    ]
+    options = "" if scaling.where == "input" else f", where={scaling.where!r}"
+    options += "".join(f", {key}={value!r}" for key, value in scaling.options.items())
+    again = SCALE_AGAIN.format(name=name, method=scaling.method, options=options, file=SCALING_FILE)
+    return f"{code}\n{again}"

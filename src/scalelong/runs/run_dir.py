@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -33,27 +32,15 @@ class RunError(ValueError):
     """A folder that cannot be used for this run; the message says why and what to do."""
 
 
-@dataclass(frozen=True)
 class Run:
     """The places in a run's folder."""
 
-    folder: Path
-
-    @property
-    def config_file(self) -> Path:
-        return self.folder / "config.yaml"
-
-    @property
-    def environment_file(self) -> Path:
-        return self.folder / "environment.json"
-
-    @property
-    def samples(self) -> Path:
-        return self.folder / "samples"
-
-    @property
-    def metrics(self) -> MetricsLog:
-        return MetricsLog(self.folder / "metrics.jsonl")
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config_file = folder / "config.yaml"
+        self.environment_file = folder / "environment.json"
+        self.metrics = MetricsLog(folder / "metrics.jsonl")
+        self.samples = folder / "samples"
 
     def checkpoints(self, keep_last: int = 3) -> CheckpointStore:
         return CheckpointStore(self.folder / CHECKPOINTS, keep_last)
@@ -100,13 +87,10 @@ def check_folder(run: Run) -> None:
         raise RunError(f"{existing} is a file: choose another --out for the run")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise RunError(f"{existing} is not writable: choose another --out for the run")
-    if run.folder.is_dir() and not run.exists and any(map(is_foreign, run.folder.iterdir())):
+    # A run that was killed while it began leaves hidden files or checkpoints, but no recipe.
+    names = [path.name for path in run.folder.iterdir()] if run.folder.is_dir() else []
+    if not run.exists and any(not name.startswith(".") and name != CHECKPOINTS for name in names):
         raise RunError(f"{run.folder} holds other files and no run: choose a new or empty folder")
-
-
-def is_foreign(path: Path) -> bool:
-    """Whether something in a folder without a recipe cannot have been left by a run that was killed while it began."""
-    return not path.name.startswith(".") and path.name != CHECKPOINTS
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
