@@ -22,7 +22,7 @@ from ..utils.atomic import locked, replace_text
 from .checkpoint import CheckpointStore
 from .metrics import MetricsLog
 
-PACKAGES = ("scalelong", "torch", "accelerate", "diffusers", "datasets", "numpy", "safetensors")
+PACKAGES = ("scalelong", "torch", "diffusers", "datasets", "numpy", "safetensors")
 
 LOCK = ".lock"
 CHECKPOINTS = "checkpoints"
