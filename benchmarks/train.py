@@ -44,7 +44,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from workload import CASES, Case, plain_loop, recipe
 
 from scalelong.runs import Run
-from scalelong.runs.resume import Start
+from scalelong.runs.resume import ResumePoint
 from scalelong.training import Display, Trainer, train
 from scalelong.utils.device import best_device, resolve_precision
 from scalelong.utils.process import keep_freed_memory
@@ -137,7 +137,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": options.threads,
         "clock": options.clock,
-        "trainer's precision": resolve_precision(options.precision, best_device()).replace("no", "fp32"),
+        "trainer's precision": resolve_precision(options.precision, best_device()),
         "trainer's options": options.switches,
         "load": load,
     }
@@ -148,7 +148,7 @@ def measure(name: str, options: argparse.Namespace) -> Result:
     case = replace(case, batch=options.batch or case.batch, rounds=options.rounds or case.rounds)
     with tempfile.TemporaryDirectory() as folder:
         config = recipe(case, precision=options.precision, **dict.fromkeys(switches, True))
-        trainer = Trainer(config, Run(Path(folder)), Start())
+        trainer = Trainer(config, Run(Path(folder)), ResumePoint())
         operations = count_operations(plain_loop(trainer.config))
         # Both must do the same work, or the ratio means nothing; inside compiled code it cannot be counted.
         if "compile" not in switches:
@@ -157,7 +157,7 @@ def measure(name: str, options: argparse.Namespace) -> Result:
         with Peer(workload, name, case.batch, options.threads, clock=options.clock) as plain:
             times = run_rounds(name, trainer, plain, case.rounds, CLOCKS[options.clock])
     parameters = sum(parameter.numel() for parameter in trainer.parameters)
-    precision = trainer.accelerator.mixed_precision.replace("no", "fp32")
+    precision = trainer.precision
     return summarise(name, case, precision, parameters, operations, times)
 
 

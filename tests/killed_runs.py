@@ -57,7 +57,7 @@ def main(plans: list[dict[str, Any]]) -> None:
 
 
 def kill_at_a_step(plan: dict[str, Any], chance: random.Random) -> bool:
-    """ResumePoint the run, and kill it a few steps further on; whether it was still training by then."""
+    """Start the run, and kill it a few steps further on; whether it was still training by then."""
     out, before = Path(plan["out"]), len(starts_of(Path(plan["out"])))
     children = start(plan)
     if not wait(children, lambda: len(starts_of(out)) > before):
@@ -93,9 +93,8 @@ def wait(children: list[int], condition: Callable[[], bool]) -> bool:
 
 
 def starts_of(out: Path) -> list[dict[str, Any]]:
-    """What the run's folder says about each time that the run was begun or gone on with."""
-    file = Run(out).environment_file
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    """What the run's folder says about each time that the run was begun or resumed."""
+    return Run(out).starts()
 
 
 def reached(out: Path) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from scalelong.config import Config, load_recipe
-from scalelong.runs import Run, find_start, read_metrics
+from scalelong.runs import Run, find_resume_point, read_metrics
 from scalelong.runs.metrics import TIMES
 from scalelong.training import Display, Trainer, TrainResult, train
 from scalelong.training.parallel import Parallel
@@ -63,7 +63,7 @@ def train_unet(out: Path, *overrides: str) -> Path:
 
 def make_trainer(out: Path, *overrides: str, **options: Any) -> Trainer:
     config, run = tiny(*overrides), Run(out)
-    return Trainer(config, run, find_start(run, config), Parallel.open(config.training), **options)
+    return Trainer(config, run, find_resume_point(run, config), Parallel.open(config.training), **options)
 
 
 def final_tensors(out: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from comparison_cases import tiny_plan
 from torch import Tensor
 
-from scalelong.runs import Run, find_start
+from scalelong.runs import Run, find_resume_point
 from scalelong.skips import METHODS
 from scalelong.training import Trainer
 from scalelong.training.loss import DiffusionLoss, NoisyBatch
@@ -34,7 +34,7 @@ def seen_by(
     with monkeypatch.context() as patch:
         patch.setattr(DiffusionLoss, "add_noise", spy)
         run = Run(out / method)
-        trainer = Trainer(config, run, find_start(run, config), Parallel.open(config.training))
+        trainer = Trainer(config, run, find_resume_point(run, config), Parallel.open(config.training))
         weights = {name: tensor.clone() for name, tensor in trainer.network.state_dict().items()}
         trainer.train()
     return weights, seen

@@ -10,59 +10,47 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_cases import assert_holds, assert_same, contents, filled, flip_bit, groups, state
+from checkpoint_cases import Unsynced, assert_holds, assert_same, contents, filled, flip_bit, groups, state
 from torch import Tensor, nn
 
-from scalelong.runs.checkpoint import CheckpointStore
-from scalelong.runs.manifest import MANIFEST, to_json
+from scalelong.runs.checkpoint import MANIFEST, CheckpointStore
+from scalelong.utils.atomic import to_json
 
 
 def test_a_checkpoint_comes_back_to_the_bit(tmp_path: Path) -> None:
     assert_holds(filled(tmp_path, 7).latest(), 7)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool],
-    ids=str,
-)
-@pytest.mark.parametrize("shape", [(), (0,), (5, 3)], ids=str)
-def test_every_type_and_shape_comes_back_to_the_bit(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensors = {"value": (100 * torch.randn(shape)).to(dtype)}
-    store = CheckpointStore(tmp_path)
-    store.save(1, {"model": tensors}, {})
-    assert_same(store.load(1).tensors("model"), tensors)
-
-
-def test_special_numbers_come_back_to_the_bit(tmp_path: Path) -> None:
-    tensors = {"odd": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])}
-    values = {"floats": [5e-324, 1 / 3, -0.0, float("inf"), 1.7976931348623157e308]}
-    store = CheckpointStore(tmp_path)
-    store.save(1, {"model": tensors}, values)
-    assert_same(store.load(1).tensors("model"), tensors)
-    assert [float.hex(value) for value in store.load(1).state()["floats"]] == list(map(float.hex, values["floats"]))
-
-
-def test_layout_does_not_change_values(tmp_path: Path) -> None:
-    base = torch.randn(6, 4)
-    tensors = {
-        "transposed": base.t(),
-        "strided": base[::2],
+BASE = torch.arange(24.0).view(6, 4)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+TENSORS = {
+    "types and shapes": {
+        f"{dtype} {shape}": (100 * torch.randn(shape)).to(dtype) for dtype in DTYPES for shape in [(), (0,), (5, 3)]
+    },
+    "special numbers": {"odd": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])},
+    "layouts": {
+        "transposed": torch.randn(6, 4).t(),
+        "strided": torch.randn(6, 4)[::2],
         "expanded": torch.randn(1, 4).expand(3, 4),
         "channels_last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
         "parameter": nn.Parameter(torch.randn(3)),
-    }
-    store = CheckpointStore(tmp_path)
+    },
+    "views that only overlap": {"all": BASE, "head": BASE[:4], "tail": BASE[2:], "other shape": BASE.view(3, 8)},
+}
+
+
+@pytest.mark.parametrize("tensors", TENSORS.values(), ids=TENSORS)
+def test_every_tensor_comes_back_to_the_bit(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+    store = CheckpointStore(tmp_path, files=Unsynced())
     store.save(1, {"model": tensors}, {})
     assert_same(store.load(1).tensors("model"), tensors)
 
 
-def test_views_that_only_overlap_are_each_kept_whole(tmp_path: Path) -> None:
-    base = torch.arange(10.0)
-    tensors = {"all": base, "head": base[:6], "tail": base[4:], "square": base.view(5, 2)}
+def test_special_numbers_of_the_state_come_back_to_the_bit(tmp_path: Path) -> None:
+    values = [5e-324, 1 / 3, -0.0, float("inf"), 1.7976931348623157e308]
     store = CheckpointStore(tmp_path)
-    store.save(1, {"model": tensors}, {})
-    assert_same(store.load(1).tensors("model"), tensors)
+    store.save(1, {}, {"floats": values})
+    assert list(map(float.hex, store.load(1).state()["floats"])) == list(map(float.hex, values))
 
 
 def test_tied_weights_are_written_once_and_come_back_tied(tmp_path: Path) -> None:
@@ -179,7 +167,7 @@ def test_without_safetensors_the_error_names_the_extra(tmp_path: Path, monkeypat
 def test_the_last_ones_and_the_best_are_kept(
     tmp_path: Path, metrics: list[float | None], kept: list[int], best: int | None
 ) -> None:
-    store = CheckpointStore(tmp_path, keep_last=2)
+    store = CheckpointStore(tmp_path, keep_last=2, files=Unsynced())
     for step, metric in enumerate(metrics, start=1):
         store.save(step, groups(step), state(step), metric)
     assert store.steps() == kept
@@ -202,7 +190,7 @@ def test_a_damaged_checkpoint_takes_no_place_among_the_last_and_is_left_to_look_
     assert store.steps() == [2, 3, 4]
 
 
-def test_going_on_from_an_older_step_forgets_the_later_ones_only_when_asked(tmp_path: Path) -> None:
+def test_resuming_from_an_older_step_forgets_the_later_ones_only_when_asked(tmp_path: Path) -> None:
     store = filled(tmp_path, 10, 20, 30, keep_last=2)
     store.save(25, groups(25), state(25))
     assert store.steps() == [20, 25, 30]

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from checkpoint_cases import assert_holds, filled, flip_bit, groups, state, truncate
 
-from scalelong.runs.checkpoint import CheckpointError, CheckpointStore
-from scalelong.runs.manifest import MANIFEST, Manifest
+from scalelong.runs.checkpoint import MANIFEST, CheckpointError, CheckpointStore, manifest_of
 
 FILES = ["model.safetensors", "rng.safetensors", "state.json", "manifest.json"]
 DAMAGE = {"truncated": truncate, "emptied": lambda path: os.truncate(path, 0), "missing": Path.unlink}
@@ -129,8 +128,7 @@ def test_a_manifest_that_points_elsewhere_is_refused(tmp_path: Path, name: str) 
     store = filled(tmp_path / "store", 1, 2)
     (tmp_path / "store" / "outside.safetensors").write_bytes(b"")
     folder = tmp_path / "store" / "step-000002"
-    hostile = Manifest(2, None, {"state.json": (1, "0"), name: (0, "0")})
-    (folder / MANIFEST).write_bytes(hostile.to_json())
+    (folder / MANIFEST).write_bytes(manifest_of(2, None, {"state.json": (1, "0"), name: (0, "0")}))
     with pytest.raises(CheckpointError, match="which no save writes"):
         store.load(2)
     assert_holds(store.latest(), 1)
@@ -158,5 +156,5 @@ def test_a_symlink_in_a_checkpoint_is_not_followed(tmp_path: Path) -> None:
 
 def test_a_manifest_with_unlisted_state_is_damage(tmp_path: Path) -> None:
     store = filled(tmp_path, 1, 2)
-    (tmp_path / "step-000002" / MANIFEST).write_bytes(Manifest(2, None, {}).to_json())
+    (tmp_path / "step-000002" / MANIFEST).write_bytes(manifest_of(2, None, {}))
     assert_holds(store.latest(), 1)

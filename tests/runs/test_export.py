@@ -1,4 +1,4 @@
-"""Laws of export: another library draws the images that we draw, and says what it needs for it."""
+"""Laws of export: another library samples the images that we sample, and the card says what it needs for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def theirs(pipeline: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "x0", "v"])
-def test_a_folded_unet_draws_in_diffusers_what_it_draws_here(prediction: str, tmp_path: Path) -> None:
+def test_a_folded_unet_samples_in_diffusers_what_it_samples_here(prediction: str, tmp_path: Path) -> None:
     from diffusers import DDPMPipeline
 
     run = train_unet(tmp_path / "run", f"diffusion.prediction={prediction}", "scaling.where=after-norm")
@@ -53,7 +53,7 @@ def test_a_folded_unet_draws_in_diffusers_what_it_draws_here(prediction: str, tm
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_a_network_is_drawn_from_in_the_layout_it_was_trained_in(channels_last: bool, tmp_path: Path) -> None:
+def test_a_network_is_sampled_from_in_the_layout_it_was_trained_in(channels_last: bool, tmp_path: Path) -> None:
     run = Run(train_unet(tmp_path / "run", f"training.channels_last={str(channels_last).lower()}"))
     checkpoint = run.checkpoints().latest()
     assert checkpoint is not None

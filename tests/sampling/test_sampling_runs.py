@@ -33,6 +33,7 @@ from scalelong.sampling import SampleRequest, sample_run
 from scalelong.sampling import sample_run as sampling
 from scalelong.sampling.sample_folder import SampleFolder, images_in, read_image
 from scalelong.sampling.sample_run import Sampler, title, with_sampling
+from scalelong.utils.atomic import Busy
 from scalelong.utils.distributed import Rank
 
 
@@ -179,7 +180,7 @@ def test_fewer_images_do_not_throw_away_an_interrupted_drawing_of_more(tmp_path:
 
 def test_two_commands_cannot_draw_into_one_folder(tmp_path: Path) -> None:
     folder = place(tmp_path)
-    with folder._locked(), pytest.raises(RunError, match="another process is drawing into"):
+    with folder._locked(), pytest.raises(Busy, match="another process is drawing into"):
         fill(folder)
 
 

@@ -13,6 +13,7 @@ from run_cases import SignalAt, assert_same_run, final_tensors, lasting_metrics,
 from scalelong.runs import Run, RunError
 from scalelong.training import Display
 from scalelong.training.signals import StopSignals
+from scalelong.utils.atomic import Busy
 
 KINDS = {
     "plain": (),
@@ -179,7 +180,7 @@ def test_another_precision_than_before_is_noted(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_train_in_the_same_folder(tmp_path: Path) -> None:
-    with Run(tmp_path).locked(), pytest.raises(RunError, match="another process is training"):
+    with Run(tmp_path).locked(), pytest.raises(Busy, match="another process is training"):
         run_tiny(tmp_path)
     assert run_tiny(tmp_path).finished
 

@@ -114,9 +114,9 @@ def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) ->
 
 def show_plan(config: Config, folder: Path, resume: str) -> None:
     from ..config import summarise, to_yaml
-    from ..runs import Run, find_start
+    from ..runs import Run, find_resume_point
 
-    start, summary = find_start(Run(folder), config, resume), summarise(config)
+    start, summary = find_resume_point(Run(folder), config, resume), summarise(config)
     typer.echo(to_yaml(config), nl=False)
     typer.echo(
         f"# {summary.parameters:,} parameters, {summary.data}, steps {start.step} to {summary.steps}, in {folder}"

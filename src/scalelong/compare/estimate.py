@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ..config import Config
-from ..runs import Run, find_start
+from ..runs import Run, find_resume_point
 from ..training import Trainer
 from ..training.logger import Silent
 from ..training.parallel import Parallel
@@ -36,7 +36,7 @@ def seconds_per_step(config: Config) -> float:
     """The median of a few steps: what a first one loads or allocates counts nothing."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder))
-        trainer = Trainer(config, run, find_start(run, config), Parallel.open(config.training), Silent())
+        trainer = Trainer(config, run, find_resume_point(run, config), Parallel.open(config.training), Silent())
         seconds = []
         for _ in range(STEPS):
             began = time.perf_counter()

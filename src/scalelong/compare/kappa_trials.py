@@ -22,7 +22,7 @@ from ..guard.nonfinite import TrainingDiverged
 from ..kappa.advisor import DECIMALS, KappaBand
 from ..kappa.recipe import open_validation
 from ..monitor.readings import with_nulls
-from ..runs import Run, RunError, find_start
+from ..runs import Run, RunError, find_resume_point
 from ..runs.model import load_network
 from ..training import Display, train
 from ..utils.atomic import Files, atomic_write, to_json
@@ -154,7 +154,7 @@ class Judge:
         """Shape: (validation images,), float64."""
         kappa, steps = config.scaling.kappa, config.training.steps
         run = Run(self.folder / f"kappa-{kappa}")
-        start, kept = find_start(run, config), run.folder / f"validation-{steps}.json"
+        start, kept = find_resume_point(run, config), run.folder / f"validation-{steps}.json"
         # A run goes on from round to round: what it was in an earlier one is in this file only.
         if kept.exists():
             return self._as_losses(json.loads(kept.read_text(encoding="utf-8")))

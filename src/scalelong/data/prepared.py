@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..utils.atomic import Damaged, import_safetensors, verify_file
+from ..utils.atomic import Damaged, verify_file
 from ..utils.rng import keyed_generator
+from ..utils.tensors import import_safetensors
 from .config import DataConfig
 from .config_encoders import LatentConfig, TextConfig
 from .encoders import draw_latents

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..data.prepared_folder import Index, PreparedFolder
 from ..sampling.sample_folder import Progress
-from ..utils.atomic import read_tensors
 from ..utils.distributed import SINGLE, Rank
+from ..utils.tensors import read_tensors
 from .statistics import Facts
 
 # A multiple of what is drawn at once, so that no image is drawn in another batch than it would be alone.

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from ..config.schema import Config, Weights
 from ..data.facts import short_hash
 from ..diffusion.guidance import Conditioning
-from ..runs.choice import choose_checkpoint
-from ..runs.manifest import Checkpoint
-from ..runs.model import load_network, weights_digest
+from ..runs.checkpoint import Checkpoint
+from ..runs.model import choose_checkpoint, load_network, weights_digest
 from ..runs.run_dir import Run
 from ..sampling.sample_run import Conditions, Sampler, SampleRequest, conditions_of, with_sampling
 from ..utils.device import best_device, check_compiler

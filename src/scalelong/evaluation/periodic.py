@@ -115,8 +115,7 @@ class Evaluator:
         """float32 whatever the training's, but shards draw in that of the training."""
         if not self.together:
             return "fp32"
-        own = resolve_precision(self.config.training.precision, best_device())
-        return "fp32" if own == "no" else own
+        return resolve_precision(self.config.training.precision, best_device())
 
     @property
     def exchange(self) -> Path:

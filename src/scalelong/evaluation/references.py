@@ -17,8 +17,8 @@ from ..data.columns import narrow
 from ..data.facts import short_hash
 from ..data.images import choose_rows, decode_plan, plan_rows, spread
 from ..data.tables import Table
-from ..runs.run_dir import fcntl
 from ..sampling.sample_folder import Progress, wait_until
+from ..utils.atomic import locked
 from ..utils.distributed import SINGLE, Rank
 from .blocks import BLOCK, Blocks
 from .facts import network_facts
@@ -167,8 +167,5 @@ def pick(parts: Iterator[Tensor], count: int) -> Tensor:
 @contextmanager
 def turn_in(folder: Path) -> Iterator[None]:
     """Wait until no other command makes statistics in the folder: runs that start together want the same file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(folder / ".lock", busy=f"another process makes statistics in {folder}", wait=None):
         yield

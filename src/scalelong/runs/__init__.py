@@ -2,7 +2,7 @@
 
 from .checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from .metrics import read_metrics
-from .resume import find_start
+from .resume import find_resume_point
 from .run_dir import Run, RunError
 
 __all__ = [
@@ -11,6 +11,6 @@ __all__ = [
     "CheckpointStore",
     "Run",
     "RunError",
-    "find_start",
+    "find_resume_point",
     "read_metrics",
 ]

@@ -1,20 +1,23 @@
 """Checkpoints that lose nothing: complete or absent, checksummed, and never a pickle.
 
-A checkpoint is a folder `step-NNNNNN` with one safetensors file per group of tensors, `state.json` and `manifest.json`.
-It is written under a temporary name, synced and renamed; only then are older ones removed.
+A checkpoint is a folder `step-NNNNNN` with one safetensors file per group of tensors, `state.json`, and a manifest
+that lists them with their sizes and SHA-256; what it does not list is never opened. The folder is written under a
+temporary name, synced and renamed; only then are older ones removed.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..utils.atomic import (
@@ -22,29 +25,26 @@ from ..utils.atomic import (
     Damaged,
     Files,
     advice_for,
+    check_json,
     describe,
     free_space,
     human_size,
-    import_safetensors,
+    read_signed,
+    signed,
     to_json,
+    verify_file,
 )
-from .manifest import (
-    GROUP_NAME,
-    MANIFEST,
-    STATE,
-    Checkpoint,
-    CheckpointError,
-    Manifest,
-    check_json,
-    read_manifest,
-    verify,
-)
-
-__all__ = ["Checkpoint", "CheckpointError", "CheckpointStore"]
+from ..utils.tensors import check_tensor, import_safetensors, read_tensors
 
 logger = logging.getLogger(__name__)
 
 Groups = Mapping[str, Mapping[str, Tensor]]
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+FILE_NAME = re.compile(rf"{GROUP_NAME.pattern}\.safetensors|{re.escape(STATE)}")
 
 # A killed save leaves `.tmp-…` behind; one killed while it replaced a step may leave `.replaced-step-…` too.
 TEMPORARY = ".tmp-"
@@ -52,12 +52,32 @@ REPLACED = ".replaced-"
 FOLDER_NAME = re.compile(rf"({re.escape(REPLACED)})?step-(\d{{6,}})")
 
 
-class Folder(NamedTuple):
-    """A folder of the store; of two, the larger is to be preferred."""
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; the message says what, where, and what to do."""
 
-    step: int
-    in_place: bool
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as its manifest describes it; its contents are read when asked for."""
+
     path: Path
+    step: int
+    metric: float | None
+    files: Mapping[str, tuple[int, str]]
+    """For each name, its size in bytes and its SHA-256."""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(name.removesuffix(".safetensors") for name in self.files if name != STATE)
+
+    def tensors(self, group: str) -> dict[str, Tensor]:
+        """The tensors of one group, by name, on the CPU."""
+        if group not in self.groups:
+            raise CheckpointError(f"{self.path} has no group {group!r}; it has {', '.join(self.groups) or 'none'}")
+        return read_tensors(self.path / f"{group}.safetensors")
+
+    def state(self) -> dict[str, Any]:
+        return json.loads((self.path / STATE).read_bytes())
 
 
 class CheckpointStore:
@@ -71,6 +91,7 @@ class CheckpointStore:
             raise ValueError(f"keep_last must be at least 1, got {keep_last}: nothing would be left to resume from")
         self.folder = Path(folder)
         self.keep_last = keep_last
+        import_safetensors()  # Where it is missing, before anything is trained.
         self.files = files or Files()
         self._damaged: set[Path] = set()
 
@@ -86,12 +107,12 @@ class CheckpointStore:
         try:
             self.files.make_folder(self.folder)
             self._clean_up()
-            self._write(temporary, step, tensors, state, finite_or_none(metric))
+            self._write(temporary, step, tensors, state, metric)
             self._publish(temporary, final)
         except OSError as error:
             raise CheckpointError(self._explain(step, tensors, error)) from error
         finally:
-            self._tidy("remove", self._remove, temporary)
+            self._tidy(self.files.remove, temporary)
         self._damaged.discard(final)
         self._prune(step)
         return final
@@ -101,13 +122,11 @@ class CheckpointStore:
 
         Raises CheckpointError if all are damaged: starting anew must be a decision.
         """
-        return self._first_complete(sorted(self._folders(), reverse=True))
+        return self._first_complete(reversed(self._folders()))
 
     def best(self) -> Checkpoint | None:
         """The complete checkpoint with the lowest metric, the newest of equals; None if none has a metric."""
-        with_metric = [(folder, m.metric) for folder, m in self._manifests() if m.metric is not None]
-        with_metric.sort(key=lambda pair: (pair[1], -pair[0].step))
-        return self._first_complete([folder for folder, _ in with_metric])
+        return self._first_complete(found.path for found in best_first(self._listed()))
 
     def load(self, which: int | str | Path) -> Checkpoint:
         """The checkpoint of a step, or in a folder given by its path; raises CheckpointError if it is not complete."""
@@ -122,14 +141,14 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, complete or damaged, in ascending order."""
-        return sorted({folder.step for folder in self._folders()})
+        return sorted({step_of(path) for path in self._folders()})
 
     def discard_after(self, step: int) -> list[int]:
-        """Remove the checkpoints of later steps, for a run that goes on from `step`; returns what was removed."""
-        later = [folder for folder in self._folders() if folder.step > step]
-        for folder in later:
-            self._discard(folder.path)
-        return sorted({folder.step for folder in later})
+        """Remove the checkpoints of later steps, for a run that resumes from `step`; returns what was removed."""
+        later = [path for path in self._folders() if step_of(path) > step]
+        for path in later:
+            self._discard(path)
+        return sorted({step_of(path) for path in later})
 
     def _write(self, folder: Path, step: int, tensors: Groups, state: Mapping[str, Any], metric: float | None) -> None:
         self.files.make_folder(folder)
@@ -137,7 +156,7 @@ class CheckpointStore:
             self.files.write_tensors(folder / f"{group}.safetensors", values)
         self.files.write_bytes(folder / STATE, to_json(state))
         written = {path.name: describe(path) for path in sorted(folder.iterdir())}
-        self.files.write_bytes(folder / MANIFEST, Manifest(step, metric, written).to_json())
+        self.files.write_bytes(folder / MANIFEST, manifest_of(step, metric, written))
         for name in (*written, MANIFEST):
             self.files.sync(folder / name)
         self.files.sync(folder)
@@ -152,77 +171,71 @@ class CheckpointStore:
             self.files.rename(temporary, final)
         except OSError:
             if replaces:
-                self._tidy("restore", lambda path: self.files.rename(aside, path), final)
+                self._tidy(self.files.rename, aside, final)
             raise
         self.files.sync(self.folder)
-        self._tidy("remove", self._remove, aside)
-
-    def _prune(self, newest: int) -> None:
-        """Remove what is neither among the last ones nor the best; damaged folders and later steps are left alone."""
-        complete = {
-            folder.step: (folder.path, manifest.metric)
-            for folder, manifest in self._manifests()
-            if folder.in_place and folder.step <= newest and folder.path not in self._damaged
-        }
-        metrics = {step: metric for step, (_, metric) in complete.items() if metric is not None}
-        best = min(metrics, key=lambda step: (metrics[step], -step), default=None)
-        for step in sorted(complete)[: -self.keep_last]:
-            if step != best:
-                self._discard(complete[step][0])
-
-    def _discard(self, path: Path) -> None:
-        """Remove a checkpoint; renamed first, so that a removal killed halfway does not look like damage."""
-        doomed = self.folder / f"{TEMPORARY}removed-{path.name}"
-        self._tidy("remove", lambda source: self.files.rename(source, doomed), path)
-        self._tidy("remove", self._remove, doomed)
+        self._tidy(self.files.remove, aside)
 
     def _clean_up(self) -> None:
         """Remove what killed saves left behind; a checkpoint that had stepped aside for one takes its place again."""
         for path in sorted(self.folder.iterdir()):
             place = self.folder / path.name.removeprefix(REPLACED)
             if path.name.startswith(TEMPORARY) or (place != path and place.exists()):
-                self._tidy("remove", self._remove, path)
+                self._tidy(self.files.remove, path)
             elif place != path:
-                self._tidy("restore", lambda aside, place=place: self.files.rename(aside, place), path)
+                self._tidy(self.files.rename, path, place)
 
-    def _remove(self, path: Path) -> None:
-        if path.exists():
-            self.files.remove(path)
+    def _prune(self, newest: int) -> None:
+        """Remove what is neither among the last ones nor the best; damaged folders and later steps are left alone."""
+        complete = [
+            found
+            for found in self._listed()
+            if found.step <= newest and found.path.name.startswith("step-") and found.path not in self._damaged
+        ]
+        best = best_first(complete)[:1]
+        for found in complete[: -self.keep_last]:
+            if found not in best:
+                self._discard(found.path)
 
-    def _tidy(self, verb: str, action: Callable[[Path], None], path: Path) -> None:
-        """Run an action whose failure must neither fail a save that succeeded nor hide why one failed."""
+    def _discard(self, path: Path) -> None:
+        """Remove a checkpoint; renamed first, so that a removal killed halfway does not look like damage."""
+        doomed = self.folder / f"{TEMPORARY}removed-{path.name}"
+        self._tidy(self.files.rename, path, doomed)
+        self._tidy(self.files.remove, doomed)
+
+    def _tidy(self, operation: Callable[..., None], *paths: Path) -> None:
+        """Remove or rename; a failure must neither fail a save that succeeded nor hide why one failed."""
         try:
-            action(path)
+            operation(*paths)
         except OSError as error:
-            logger.warning("could not %s %s: %s", verb, path, error)
+            logger.warning("could not %s %s: %s", operation.__name__, paths[0], error)
 
-    def _folders(self) -> Iterator[Folder]:
+    def _folders(self) -> list[Path]:
+        """The folders of checkpoints, complete or damaged, by step; of two of a step, the one in place comes last."""
         try:
             paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
         except OSError as error:
             raise CheckpointError(f"cannot read the checkpoints in {self.folder}: {error.strerror}") from error
-        for path in paths:
-            match = FOLDER_NAME.fullmatch(path.name)
-            if match and path.is_dir():
-                yield Folder(int(match[2]), match[1] is None, path)
+        found = [path for path in paths if FOLDER_NAME.fullmatch(path.name) and path.is_dir()]
+        return sorted(found, key=lambda path: (step_of(path), path.name))
 
-    def _manifests(self) -> Iterator[tuple[Folder, Manifest]]:
-        """Folders whose manifest can be read; their files are not hashed."""
-        for folder in self._folders():
-            try:
-                yield folder, read_manifest(folder.path)
-            except Damaged:
-                continue
+    def _listed(self) -> list[Checkpoint]:
+        """The checkpoints whose manifest can be read, by step; their files are not hashed."""
+        found = []
+        for path in self._folders():
+            with suppress(Damaged):
+                found.append(read_manifest(path))
+        return found
 
-    def _first_complete(self, folders: list[Folder]) -> Checkpoint | None:
+    def _first_complete(self, folders: Iterable[Path]) -> Checkpoint | None:
         reasons = []
-        for folder in folders:
+        for path in folders:
             try:
-                return verify(folder.path, folder.step)
+                return verify(path)
             except Damaged as damage:
-                self._damaged.add(folder.path)
-                reasons.append(f"{folder.path.name}: {damage}")
-                logger.warning("checkpoint %s is damaged and was skipped: %s", folder.path, damage)
+                self._damaged.add(path)
+                reasons.append(f"{path.name}: {damage}")
+                logger.warning("checkpoint %s is damaged and was skipped: %s", path, damage)
         if reasons:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is complete ({'; '.join(reasons)}). "
@@ -241,9 +254,46 @@ class CheckpointStore:
         )
 
 
-def finite_or_none(metric: float | None) -> float | None:
-    """A metric that is not a number is never the best one."""
-    return float(metric) if metric is not None and math.isfinite(metric) else None
+def step_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def best_first(found: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Those that have a metric: the lowest first, of equals the newest, and the one in place."""
+    with_metric = [(-one.metric, one.step, one.path.name, one) for one in found if one.metric is not None]
+    return [one for *_, one in sorted(with_metric, key=lambda entry: entry[:3], reverse=True)]
+
+
+def manifest_of(step: int, metric: float | None, files: Mapping[str, tuple[int, str]]) -> bytes:
+    """A manifest; a metric that is not a number is never the best one, and is left out."""
+    metric = float(metric) if metric is not None and math.isfinite(metric) else None
+    entries = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()}
+    return signed({"format": FORMAT, "step": step, "metric": metric, "files": entries})
+
+
+def read_manifest(folder: Path) -> Checkpoint:
+    """The checkpoint that a folder's manifest describes; raises Damaged if it is not one that a save writes there."""
+    content = read_signed(folder / MANIFEST)
+    if content.get("format") != FORMAT:
+        raise Damaged(f"{MANIFEST} is of another version of scalelong: its format is not {FORMAT}")
+    files = {name: (entry["bytes"], entry["sha256"]) for name, entry in content["files"].items()}
+    strange = [name for name in files if not FILE_NAME.fullmatch(name)]
+    if strange or STATE not in files:
+        raise Damaged(f"{MANIFEST} lists {strange[0]!r}, which no save writes" if strange else f"{STATE} is not listed")
+    if FOLDER_NAME.fullmatch(folder.name) and step_of(folder) != content["step"]:
+        raise Damaged(f"{MANIFEST} is of step {content['step']}")
+    return Checkpoint(folder, content["step"], content["metric"], files)
+
+
+def verify(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, every checksum compared; raises Damaged with the reason."""
+    found = read_manifest(folder)
+    for name, (size, digest) in found.files.items():
+        try:
+            verify_file(folder / name, size, digest)
+        except OSError as error:
+            raise Damaged(f"{name} cannot be read ({error.strerror})") from error
+    return found
 
 
 def check_request(step: int, tensors: Groups, state: Mapping[str, Any]) -> None:
@@ -257,13 +307,3 @@ def check_request(step: int, tensors: Groups, state: Mapping[str, Any]) -> None:
             check_tensor(f"{group}: {name}", tensor)
     check_json(state, "state")
     import_safetensors()
-
-
-def check_tensor(name: str, tensor: Tensor) -> None:
-    if hasattr(tensor, "full_tensor"):
-        raise ValueError(
-            f"{name} is one process's shard of a tensor. Gather it on every process first, e.g. with "
-            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))."
-        )
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        raise ValueError(f"{name} is a {tensor.layout} tensor on {tensor.device}; only dense ones hold values to keep")

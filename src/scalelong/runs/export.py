@@ -1,4 +1,4 @@
-"""A trained run as others read it: a diffusers pipeline, or weights for the public U-ViT code.
+"""A trained run as others read it: a diffusers pipeline, or weights for the public U-ViT code, with a model card.
 
 Constants are folded into the weights where that is exact. Where it is not, the weights are those of the unscaled
 network, the scaling lies in a file beside them, and the model card has the lines that put it back.
@@ -7,23 +7,21 @@ network, the scaling lies in a file beside them, and the model card has the line
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from ..config.build import build_process, count_parameters
-from ..config.schema import Config, UViTConfig, Weights
-from ..diffusion import DiffusionProcess
+from ..config.schema import Config, ScalingConfig, UViTConfig, Weights
 from ..skips import fuse_skips, unscale_skips
-from ..utils.atomic import import_safetensors
-from .choice import choose_checkpoint
-from .model import read_network
-from .model_card import Card, write_card
+from ..utils.atomic import Files
+from .metrics import read_metrics
+from .model import choose_checkpoint, read_network
 from .run_dir import Run, RunError
 
 Target = Literal["diffusers", "uvit"]
@@ -35,11 +33,14 @@ UVIT_FILE = "nnet.safetensors"
 
 @dataclass(frozen=True)
 class Export:
-    """What was written, and whether the scaling is in the weights; if not, `reason` says why."""
+    """What was written; `reason` says why the scaling is beside the weights, None if it is in them."""
 
     folder: Path
-    fused: bool
     reason: str | None = None
+
+    @property
+    def fused(self) -> bool:
+        return self.reason is None
 
 
 def export_run(
@@ -60,39 +61,38 @@ def export_run(
         raise RunError(f"{target} exists already: choose another --out, or remove it first")
     network = read_network(config, chosen, weights)
     parameters = count_parameters(network)
-    scaling = dict(network.get_submodule("skip_scaling").state_dict()) if has_scaling(network) else {}
+    scaling = network.get_submodule("skip_scaling").state_dict() if hasattr(network, "skip_scaling") else {}
     reason = fold_or_remove_scaling(network)
-    card = Card(config, run.folder, chosen.step, weights, to, parameters, reason)
-
-    def fill(place: Path) -> None:
-        WRITERS[to](network, config, place)
+    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        if to == "uvit":
+            Files().write_tensors(temporary / UVIT_FILE, network.state_dict())
+        else:
+            write_diffusers(network, config, temporary)
         if reason is not None:
-            save_tensors(scaling, place / SCALING_FILE)
-        write_card(card, place / "README.md")
-
-    write_once(target, fill)
-    return Export(target, reason is None, reason)
+            Files().write_tensors(temporary / SCALING_FILE, scaling)
+        write_card(temporary / "README.md", run, config, chosen.step, weights, parameters, reason)
+        os.rename(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Export(target, reason)
 
 
 def check_target(config: Config, to: str) -> None:
     """Raise where a network is not of the kind that was asked for, or its times are not those of a scheduler."""
-    if to not in WRITERS:
-        raise ValueError(f"--to is one of {', '.join(WRITERS)}, not {to!r}")
-    is_uvit = isinstance(config.model, UViTConfig)
-    if is_uvit != (to == "uvit"):
-        fitting = "uvit" if is_uvit else "diffusers"
+    if to not in get_args(Target):
+        raise ValueError(f"--to is one of {', '.join(get_args(Target))}, not {to!r}")
+    fitting = "uvit" if isinstance(config.model, UViTConfig) else "diffusers"
+    if to != fitting:
         raise ValueError(f"the network of this run is a {config.model.kind}: use --to {fitting}")
     if to == "diffusers" and config.diffusion.time == "continuous":
         raise ValueError("diffusers' schedulers count whole steps, but this run was trained in continuous time")
 
 
-def has_scaling(network: nn.Module) -> bool:
-    return "skip_scaling" in dict(network.named_children())
-
-
 def fold_or_remove_scaling(network: nn.Module) -> str | None:
     """Fold the scaling into the weights, or take it away; returns why it could not be folded."""
-    if not has_scaling(network):
+    if not hasattr(network, "skip_scaling"):
         return None
     try:
         fuse_skips(network)
@@ -102,48 +102,20 @@ def fold_or_remove_scaling(network: nn.Module) -> str | None:
     return None
 
 
-def write_diffusers(network: Any, config: Config, place: Path) -> None:
+def write_diffusers(network: Any, config: Config, folder: Path) -> None:
     """A folder for DDPMPipeline; a network that takes a condition is not its, and is written by itself."""
-    scheduler = build_scheduler(build_process(config.diffusion))
-    if config.conditional:
-        network.save_pretrained(place / "unet")
-        scheduler.save_pretrained(place / "scheduler")
-    else:
-        pipeline = importlib.import_module("diffusers").DDPMPipeline(unet=network, scheduler=scheduler)
-        pipeline.save_pretrained(place)
-
-
-def build_scheduler(process: DiffusionProcess) -> Any:
-    """DDPM's scheduler with the process's own betas, which the names of diffusers' schedules give only nearly."""
+    diffusers = importlib.import_module("diffusers")
+    process = build_process(config.diffusion)
+    # The process's own betas, which the names of diffusers' schedules give only nearly.
     betas = process.schedule.betas.tolist()
-    return importlib.import_module("diffusers").DDPMScheduler(
+    scheduler = diffusers.DDPMScheduler(
         num_train_timesteps=len(betas), trained_betas=betas, prediction_type=PREDICTIONS[process.prediction]
     )
-
-
-def write_uvit(network: nn.Module, config: Config, place: Path) -> None:
-    """The state_dict of the public U-ViT code, by its own names."""
-    save_tensors(network.state_dict(), place / UVIT_FILE)
-
-
-WRITERS: dict[str, Callable[[Any, Config, Path], None]] = {"diffusers": write_diffusers, "uvit": write_uvit}
-
-
-def save_tensors(tensors: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    import_safetensors().torch.save_file(plain, path)
-
-
-def write_once(target: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a folder under a temporary name, then give it its name."""
-    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
-        fill(temporary)
-        os.rename(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    if config.conditional:
+        network.save_pretrained(folder / "unet")
+        scheduler.save_pretrained(folder / "scheduler")
+    else:
+        diffusers.DDPMPipeline(unet=network, scheduler=scheduler).save_pretrained(folder)
 
 
 def push(folder: Path, repository: str, *, private: bool = False) -> str:
@@ -154,3 +126,96 @@ def push(folder: Path, repository: str, *, private: bool = False) -> str:
     hub.create_repo(repository, private=private, exist_ok=True)
     hub.upload_folder(repo_id=repository, folder_path=folder)
     return f"https://huggingface.co/{repository}"
+
+
+CARD = """---
+library_name: {library}
+tags: [diffusion, unconditional-image-generation, scalelong]
+---
+# {config.name}
+
+{config.description}
+
+| | |
+| --- | --- |
+| network | {config.model.kind} `{model}`, {parameters:,} parameters |
+| data | `{config.data.source}` at {config.data.image_size}×{config.data.image_size} |
+| long skips | {scaling} |
+| trained | {step:,} steps of batch {config.training.batch_size}, {weights} weights |
+| diffusion | {diffusion.schedule} schedule, {diffusion.time} time, predicts {diffusion.prediction} |
+| validation loss | {validation} |
+
+## Load it
+
+```python
+{lines}
+```
+
+{note}
+Made with scalelong; the method is that of Huang et al., *ScaleLong*, NeurIPS 2023.
+"""
+
+FOLDED = "The scaling of the long skips is folded into the weights: nothing else is needed to use it.\n"
+BESIDE = """**The long skips of this network must be scaled again after loading**, as the lines above do: without
+them it samples other images. The scaling is not in the weights, because {reason}.
+"""
+
+SCALE_AGAIN = """
+from safetensors.torch import load_file
+from scalelong import scale_skips
+scale_skips({name}, "{method}"{options})
+{name}.skip_scaling.load_state_dict(load_file("FOLDER/{file}"))"""
+
+
+def write_card(
+    path: Path, run: Run, config: Config, step: int, weights: Weights, parameters: int, reason: str | None
+) -> None:
+    """The README: what the model is, how it was trained, how well it did, and how it is loaded."""
+    model = config.model.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})
+    folded = "" if config.scaling.method == "none" else FOLDED
+    text = CARD.format(
+        config=config,
+        library="pytorch" if isinstance(config.model, UViTConfig) else "diffusers",
+        model=json.dumps(model),
+        parameters=parameters,
+        scaling=describe_scaling(config.scaling),
+        step=step,
+        weights={"ema": "EMA", "raw": "last"}[weights],
+        diffusion=config.diffusion,
+        validation=describe_validation(run, step, weights),
+        lines=code_that_loads(config, scale_again=reason is not None),
+        note=folded if reason is None else BESIDE.format(reason=reason),
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def describe_scaling(scaling: ScalingConfig) -> str:
+    settings = "".join(f", {name} = {value}" for name, value in scaling.options.items())
+    return "not scaled" if scaling.method == "none" else f"`{scaling.method}`{settings}, at the {scaling.where}"
+
+
+def describe_validation(run: Run, step: int, weights: Weights) -> str:
+    """The last validation loss up to the exported step."""
+    key = "validation_loss_ema" if weights == "ema" else "validation_loss"
+    found = [line for line in read_metrics(run.metrics.path) if key in line and line["step"] <= step]
+    return f"{found[-1][key]:.4f} at step {found[-1]['step']}" if found else "not measured"
+
+
+def code_that_loads(config: Config, *, scale_again: bool) -> str:
+    """Code that loads the folder, and puts the scaling back where it is not in the weights."""
+    if isinstance(config.model, UViTConfig):
+        name = "nnet"
+        code = f'from safetensors.torch import load_file\nnnet.load_state_dict(load_file("{UVIT_FILE}"))'
+    elif config.conditional:
+        name, kind = "unet", "UNet2DModel" if config.text is None else "UNet2DConditionModel"
+        code = f'from diffusers import {kind}\nunet = {kind}.from_pretrained("FOLDER", subfolder="unet")'
+    else:
+        name = "pipeline.unet"
+        code = 'from diffusers import DDPMPipeline\npipeline = DDPMPipeline.from_pretrained("FOLDER")'
+    if not scale_again:
+        return code
+    scaling = config.scaling
+    options = "" if scaling.where == "input" else f", where={scaling.where!r}"
+    options += "".join(f", {key}={value!r}" for key, value in scaling.options.items())
+    again = SCALE_AGAIN.format(name=name, method=scaling.method, options=options, file=SCALING_FILE)
+    return f"{code}\n{again}"

@@ -18,7 +18,7 @@ TIMES = ("seconds", "images_per_second")
 class MetricsLog:
     """The lines of one run.
 
-    A checkpoint notes the `size` of the file; `cut(size)` brings the file back to it, so that a resumed run writes
+    A checkpoint records the size of the file; `cut(size)` brings the file back to it, so that a resumed run writes
     every line exactly once.
     """
 

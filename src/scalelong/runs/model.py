@@ -1,8 +1,6 @@
-"""The network of a checkpoint."""
+"""The network of a run: which of its checkpoints is meant, and what is built from it."""
 
 from __future__ import annotations
-
-import json
 
 from torch import nn
 
@@ -11,7 +9,32 @@ from ..config.layout import lay_out
 from ..config.schema import Config, Weights
 from ..utils.device import own_device
 from .checkpoint import Checkpoint
-from .manifest import MANIFEST
+from .run_dir import Run, RunError
+
+# The checkpoint's names for the weights.
+GROUPS: dict[Weights, str] = {"ema": "ema", "raw": "model"}
+
+
+def choose_checkpoint(run: Run, which: str | int = "last") -> Checkpoint:
+    """The `last` checkpoint of a run, the `best` by validation loss, or that of a step; raises where there is none."""
+    store = run.checkpoints()
+    if which == "last":
+        found, reason = store.latest(), "has no checkpoint yet"
+    elif which == "best":
+        found, reason = (
+            store.best(),
+            (
+                "has no checkpoint with a validation loss, by which the best is known: use --checkpoint last, or train "
+                "with training.validate_every at steps that are saved"
+            ),
+        )
+    elif str(which).isdecimal():
+        return store.load(int(which))
+    else:
+        raise ValueError(f"--checkpoint is best, last, or the number of a step, not {which!r}")
+    if found is None:
+        raise RunError(f"{run.folder} {reason}")
+    return found
 
 
 def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, compile: bool = False) -> nn.Module:
@@ -27,16 +50,10 @@ def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, co
 def read_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn.Module:
     """The network of a checkpoint as it was built, in eval mode and on the CPU."""
     model = build_model(config)
-    model.load_state_dict(checkpoint.tensors(group_of(weights)))
+    model.load_state_dict(checkpoint.tensors(GROUPS[weights]))
     return model.eval()
-
-
-def group_of(weights: Weights) -> str:
-    """The checkpoint's name for the weights."""
-    return "ema" if weights == "ema" else "model"
 
 
 def weights_digest(checkpoint: Checkpoint, weights: Weights) -> str:
     """SHA-256 of the weights' file, which was compared with it when the checkpoint was opened."""
-    files = json.loads((checkpoint.path / MANIFEST).read_bytes())["files"]
-    return files[f"{group_of(weights)}.safetensors"]["sha256"]
+    return checkpoint.files[f"{GROUPS[weights]}.safetensors"][1]

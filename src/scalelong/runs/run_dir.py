@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -18,62 +16,35 @@ from typing import Any
 
 import torch
 
-from ..config.load import RecipeError, parse_recipe, to_yaml
-from ..config.schema import Config, EvaluationConfig
-from ..utils.atomic import replace_text
+from ..config.load import load_recipe, to_yaml
+from ..config.schema import Config
+from ..utils.atomic import locked, replace_text
 from .checkpoint import CheckpointStore
 from .metrics import MetricsLog
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-PACKAGES = ("scalelong", "torch", "accelerate", "diffusers", "datasets", "numpy", "safetensors")
+PACKAGES = ("scalelong", "torch", "diffusers", "datasets", "numpy", "safetensors")
 
 LOCK = ".lock"
 CHECKPOINTS = "checkpoints"
-
-# What may differ when a run goes on: nothing that a step computes depends on it.
-FREE = {"name", "description", "data.workers", "data.prepared"} | {
-    f"training.{key}"
-    for key in (
-        *("steps", "log_every", "validate_every", "sample_every", "checkpoint_every"),
-        *("keep_last", "max_skipped", "monitor_every", "trackers", "parallel"),
-    )
-}
-FREE |= {f"evaluation.{key}" for key in EvaluationConfig.model_fields}
 
 
 class RunError(ValueError):
     """A folder that cannot be used for this run; the message says why and what to do."""
 
 
-@dataclass(frozen=True)
 class Run:
     """The places in a run's folder."""
 
-    folder: Path
-
-    @property
-    def config_file(self) -> Path:
-        return self.folder / "config.yaml"
-
-    @property
-    def environment_file(self) -> Path:
-        return self.folder / "environment.json"
-
-    @property
-    def samples(self) -> Path:
-        return self.folder / "samples"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config_file = folder / "config.yaml"
+        self.environment_file = folder / "environment.json"
+        self.metrics = MetricsLog(folder / "metrics.jsonl")
+        self.samples = folder / "samples"
 
     def grid(self, step: int) -> Path:
         """The file of the grid of samples of a step."""
         return self.samples / f"step-{step:06d}.png"
-
-    @property
-    def metrics(self) -> MetricsLog:
-        return MetricsLog(self.folder / "metrics.jsonl")
 
     def checkpoints(self, keep_last: int = 3) -> CheckpointStore:
         return CheckpointStore(self.folder / CHECKPOINTS, keep_last)
@@ -86,48 +57,31 @@ class Run:
         """The recipe that the run was started with."""
         if not self.exists:
             raise RunError(f"{self.folder} is not the folder of a run: it has no {self.config_file.name}")
-        try:
-            return parse_recipe(self.config_file.read_text(encoding="utf-8"), file=str(self.config_file))
-        except UnicodeDecodeError as error:
-            raise RecipeError(f"{self.config_file} is not text in UTF-8") from error
+        return load_recipe(self.config_file)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from training in the folder; the system lets go of it when this one ends in any way."""
-        if fcntl is None:
-            yield
-            return
-        is_new = not self.folder.exists()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(
-                    f"another process is training in {self.folder}: wait for it, or stop it first"
-                ) from error
-            try:
-                yield
-            finally:
-                if is_new and os.listdir(self.folder) == [LOCK]:
-                    shutil.rmtree(self.folder)  # Nothing was begun, and nothing stays.
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other processes from training in the folder."""
+        return locked(self.folder / LOCK, busy=f"another process is training in {self.folder}")
+
+    def starts(self) -> list[dict[str, Any]]:
+        """The environment of each time that the run was begun or resumed."""
+        file = self.environment_file
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
 
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
-        """Write what a run is, before its first step or when it goes on; the first environment is kept."""
+        """Write what the run is, before its first step or when it resumes; earlier environments are kept."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        starts = json.loads(self.environment_file.read_text(encoding="utf-8")) if self.environment_file.exists() else []
-        text = json.dumps([*starts, environment], indent=1, ensure_ascii=False)
+        text = json.dumps([*self.starts(), environment], indent=1, ensure_ascii=False)
         # First what makes the folder that of a run: a kill in between leaves one that can be begun again.
         replace_text(self.config_file, to_yaml(config))
         replace_text(self.environment_file, text + "\n")
 
 
 def last_precision(run: Run) -> str | None:
-    """The precision of the run's last start; None if there was none."""
-    try:
-        return json.loads(run.environment_file.read_text(encoding="utf-8"))[-1]["precision"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    """The precision of the run's last start; None if it was never started."""
+    starts = run.starts()
+    # Older runs call fp32 "no".
+    return starts[-1]["precision"].replace("no", "fp32") if starts else None
 
 
 def check_folder(run: Run) -> None:
@@ -137,25 +91,10 @@ def check_folder(run: Run) -> None:
         raise RunError(f"{existing} is a file: choose another --out for the run")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise RunError(f"{existing} is not writable: choose another --out for the run")
-    if run.folder.is_dir() and not run.exists and any(map(is_foreign, run.folder.iterdir())):
+    # A run that was killed while it began leaves hidden files or checkpoints, but no recipe.
+    names = [path.name for path in run.folder.iterdir()] if run.folder.is_dir() else []
+    if not run.exists and any(not name.startswith(".") and name != CHECKPOINTS for name in names):
         raise RunError(f"{run.folder} holds other files and no run: choose a new or empty folder")
-
-
-def is_foreign(path: Path) -> bool:
-    """Whether something in a folder without a recipe cannot have been left by a run that was killed while it began."""
-    return not path.name.startswith(".") and path.name != CHECKPOINTS
-
-
-def check_same_run(run: Run, config: Config) -> None:
-    """Raise if the folder's run has settings that change what a step computes."""
-    before, now = flatten(run.config().model_dump(mode="json")), flatten(config.model_dump(mode="json"))
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in FREE]
-    if changed:
-        shown = ", ".join(f"{key} {before.get(key)} → {now.get(key)}" for key in changed[:4])
-        raise RunError(
-            f"{run.folder} holds a run with other settings ({shown}): give the same ones to go on with it, "
-            "or another --out"
-        )
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -170,7 +109,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def environment(*, device: torch.device, processes: int, precision: str, seed: int, step: int) -> dict[str, Any]:
-    """What a run, or its continuation from `step`, ran with."""
+    """What a run that begins or resumes at `step` runs with; `precision` is fp32, bf16 or fp16."""
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "step": step,

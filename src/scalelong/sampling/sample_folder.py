@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..runs.run_dir import RunError, fcntl
-from ..utils.atomic import replace_text
+from ..runs.run_dir import RunError
+from ..utils.atomic import locked, replace_text
 from ..utils.distributed import Rank
 from .images import save_grid, save_picture, to_picture
 
@@ -89,15 +89,7 @@ class SampleFolder:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep other commands out of the folder; the system lets go of it when this process ends in any way."""
-        self.partial.mkdir(parents=True, exist_ok=True)
-        if fcntl is None:
-            yield
-            return
-        with (self.partial / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(f"another process is drawing into {self.partial}: wait for it, or stop it") from error
+        with locked(self.partial / ".lock", busy=f"another process is drawing into {self.partial}"):
             yield
 
     # Settings

@@ -25,8 +25,7 @@ from ..data.encoders import LatentEncoder, TextEncoder
 from ..diffusion import sample, to_uint8
 from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..runs.checkpoint import Checkpoint
-from ..runs.choice import choose_checkpoint
-from ..runs.model import load_network, weights_digest
+from ..runs.model import choose_checkpoint, load_network, weights_digest
 from ..runs.run_dir import Run
 from ..utils.device import best_device, check_compiler, own_device
 from ..utils.distributed import Rank

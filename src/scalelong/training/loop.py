@@ -22,7 +22,7 @@ from ..config.schema import Config
 from ..guard.nonfinite import StepDecision, TrainingDiverged, advice, check_finite
 from ..monitor import SkipMonitor
 from ..runs.checkpoint import Checkpoint
-from ..runs.resume import ResumePoint, check_unchanged, drop_later, find_start, is_finished
+from ..runs.resume import ResumePoint, check_unchanged, drop_later, find_resume_point, is_finished
 from ..runs.run_dir import Run, environment, last_precision
 from .ema import EMA
 from .logger import Display, RunLogger
@@ -59,7 +59,7 @@ def train(
 ) -> TrainResult:
     """Train a recipe in a run folder, or resume the run in it; a finished one is left as it is."""
     run = Run(Path(out))
-    start = find_start(run, config, resume)
+    start = find_resume_point(run, config, resume)
     if is_finished(config, run, start):
         return TrainResult(run.folder, start.step, config.training.steps, trained=0)
     with explain_lost_peer():
@@ -227,10 +227,10 @@ class Trainer:
         """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
         start, config, run = self.start, self.config, self.run
         metrics_size = 0 if start.checkpoint is None else self.load(start.checkpoint)
-        if not start.own:
+        if not start.same_run:
             # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
             self.save()
-        precision = last_precision(run) if start.own else None
+        precision = last_precision(run) if start.same_run else None
         with self.parallel.all_or_none():
             if self.parallel.is_main:
                 if self.evaluator is not None:
@@ -257,7 +257,7 @@ class Trainer:
     def finish_pending(self) -> None:
         """Do what was due after the step that the run resumes from, if it was stopped or killed before that."""
         start, step = self.start, self.state.step
-        grid_is_due = start.own and step > 0 and self.is_due(self.config.training.sample_every)
+        grid_is_due = start.same_run and step > 0 and self.is_due(self.config.training.sample_every)
         # The first process alone looks: the others may see its file a moment later.
         is_missing = self.parallel.is_main and not self.run.grid(step).is_file()
         if grid_is_due and self.parallel.any_rank(is_missing):
@@ -265,7 +265,7 @@ class Trainer:
         if self.evaluation_is_due() and not self.stopping:
             self.evaluate()
             if not self.stopping:
-                self.save(start.checkpoint.metric if start.checkpoint is not None and start.own else None)
+                self.save(start.checkpoint.metric if start.checkpoint is not None and start.same_run else None)
 
     # What is due after a step
 

@@ -1,4 +1,4 @@
-"""File operations: each one small, synced, and replaceable where a test wants it to fail."""
+"""Files that are complete or absent, folders that one process at a time writes to, and checksums."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from torch import Tensor
+
+from .tensors import write_tensors
 
 CHUNK = 1 << 20
 
@@ -29,6 +31,10 @@ class WriteError(OSError):
     """A file that could not be written: the message says which, why, and what to do."""
 
 
+class Busy(ValueError):
+    """Another process works in the folder."""
+
+
 class Files:
     """What a save does to the disk. Every method raises OSError, and nothing else, when the disk refuses."""
 
@@ -39,14 +45,7 @@ class Files:
         path.write_bytes(data)
 
     def write_tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write one safetensors file; names that share a tensor share its bytes."""
-        library = import_safetensors()
-        kept, aliases = without_aliases(tensors)
-        try:
-            # The library's own save_model names tied weights in the metadata the same way: alias to kept.
-            library.torch.save_file(kept, path, metadata=aliases or None)
-        except library.SafetensorError as error:
-            raise as_os_error(error, path) from error
+        write_tensors(path, tensors)
 
     def sync(self, path: Path) -> None:
         """Wait until a file, or the entries of a folder, are on the disk."""
@@ -62,7 +61,8 @@ class Files:
         os.rename(source, target)
 
     def remove(self, path: Path) -> None:
-        shutil.rmtree(path)
+        if path.exists():
+            shutil.rmtree(path)
 
 
 @contextmanager
@@ -108,46 +108,34 @@ def replace_text(path: Path, text: str) -> None:
     atomic_write(path, lambda temporary: Files().write_bytes(temporary, text.encode()))
 
 
+@contextmanager
+def locked(file: Path, busy: str, *, wait: float | None = 0) -> Iterator[None]:
+    """Hold a lock file; raises Busy if another process does. The system releases it when this process ends in any way.
+
+    `busy` says what the other process does; `wait` is how many seconds to wait for it, None for as long as it takes.
+    A folder that was made for the lock is removed if nothing else was written to it.
+    """
+    folder = file.parent
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=-1 if wait is None else wait)
+    except Timeout as error:
+        raise Busy(f"{busy}: wait for it, or stop it first") from error
+    try:
+        yield
+    finally:
+        if is_new and folder.is_dir() and os.listdir(folder) == [file.name]:
+            shutil.rmtree(folder, ignore_errors=True)  # Windows keeps a file that is open.
+        lock.release()
+
+
 def current_umask() -> int:
     """What a new file's permissions lack; the system tells it only to those who set it."""
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in memory of their own: the file may be removed afterwards."""
-    with import_safetensors().safe_open(path, framework="pt") as file:
-        # Without the clone a tensor would stay mapped to the file, and a file system that goes away takes it along.
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        aliases = file.metadata() or {}
-    return tensors | {alias: tensors[kept] for alias, kept in aliases.items() if kept in tensors}
-
-
-def without_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What safetensors accepts: one contiguous CPU tensor for each piece of memory, and the names left out."""
-    first_with: dict[tuple[Any, ...], str] = {}
-    kept: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        first = first_with.setdefault(identity(name, tensor), name)
-        if first != name:
-            aliases[name] = first
-            continue
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        # Two views that only overlap are two tensors: each is written whole.
-        kept[name] = plain.clone() if storage in storages else plain
-        storages.add(storage)
-    return kept, aliases
-
-
-def identity(name: str, tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for two names of the same values in the same memory; an empty tensor has no memory to share."""
-    if not tensor.numel():
-        return (name,)
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def sha256_of(path: Path) -> str:
@@ -178,6 +166,46 @@ def to_json(value: Any) -> bytes:
     return json.dumps(value, indent=1).encode()
 
 
+def check_json(value: Any, where: str) -> None:
+    """Raise unless JSON keeps the value exactly: no tuples, no number as a key, no tensors."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{where} has the key {key!r}; JSON keeps only text keys, use {str(key)!r}")
+            check_json(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            check_json(item, f"{where}[{index}]")
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(
+            f"{where} is a {type(value).__name__}, which JSON does not keep. "
+            "Use numbers, text, lists and dicts; tensors go into a group."
+        )
+
+
+def signed(content: Mapping[str, Any]) -> bytes:
+    """JSON that ends with the SHA-256 of what stands before."""
+    return to_json({**content, "sha256": hashlib.sha256(to_json(content)).hexdigest()})
+
+
+def read_signed(path: Path) -> dict[str, Any]:
+    """The content of such a file; raises Damaged if it is missing or not as it was written."""
+    try:
+        raw = path.read_bytes()
+        content: dict[str, Any] = json.loads(raw)
+        del content["sha256"]
+    except FileNotFoundError:
+        raise Damaged(f"{path.name} is missing") from None
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise Damaged(f"{path.name} is not what was written ({error})") from error
+    # Compared as bytes, so that a change anywhere is seen, even one that a parser forgives.
+    if signed(content) != raw:
+        raise Damaged(f"{path.name} does not match its checksum")
+    return content
+
+
 def human_size(count: float) -> str:
     """
     >>> human_size(1_234_567)
@@ -192,26 +220,8 @@ def human_size(count: float) -> str:
 
 def free_space(path: Path) -> int | None:
     """Free bytes where `path` is or would be; None where the system does not say."""
-    existing: Iterable[Path] = (place for place in (path, *path.parents) if place.exists())
+    existing = next(place for place in (path, *path.parents) if place.exists())
     try:
-        return shutil.disk_usage(next(iter(existing))).free
-    except (OSError, StopIteration):
+        return shutil.disk_usage(existing).free
+    except OSError:
         return None
-
-
-def as_os_error(error: Exception, path: Path) -> OSError:
-    """The library reports the system's error number in its text only."""
-    found = re.search(r"os error (\d+)", str(error))
-    if found is None:
-        return OSError(str(error))
-    number = int(found[1])
-    return OSError(number, os.strerror(number), str(path))
-
-
-def import_safetensors() -> Any:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError('checkpoints and prepared data need safetensors: pip install "scalelong[train]"') from error
-    return safetensors

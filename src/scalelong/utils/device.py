@@ -40,7 +40,7 @@ def check_compiler(device: str) -> None:
 
 
 def resolve_precision(precision: str, device: str) -> str:
-    """What a recipe's precision is on a device: fp32, bf16 or fp16.
+    """The precision that a recipe's means on a device: fp32, bf16 or fp16.
 
     >>> resolve_precision("fp32", "cpu"), resolve_precision("bf16", "cpu")
     ('fp32', 'bf16')

@@ -19,7 +19,7 @@ def keep_freed_memory() -> bool:
 
     A step on the CPU allocates and frees the same large tensors over and over. By default glibc asks the system for
     each and returns it, and the system clears every page of it again: 40,000 page faults per training step of a small
-    U-ViT. Drawing 16 images at once is 1.3 to 1.5 times as fast without them (benchmarks/sample.py), training hardly
+    U-ViT. Sampling 16 images at once is 1.3 to 1.5 times as fast without them (benchmarks/sample.py), training hardly
     so on a machine that is idle. The most that the process ever holds stays the same.
     """
     if platform.libc_ver()[0] != "glibc":

@@ -1,4 +1,4 @@
-"""How long a run has trained: its clock begins anew whenever it goes on."""
+"""How long a run has trained: its clock begins anew whenever it resumes."""
 
 from __future__ import annotations
 

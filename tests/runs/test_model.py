@@ -1,4 +1,4 @@
-"""Which checkpoint is meant by last, best or a step, and how the commands that take it name what they write."""
+"""Which checkpoint of a run is meant, and how the commands that take it name what they write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
 from scalelong.runs import CheckpointError, Run, RunError
-from scalelong.runs.choice import choose_checkpoint
+from scalelong.runs.model import choose_checkpoint
 
 
 def run_with(folder: Path, *metrics: float | None) -> Run:
@@ -58,11 +58,11 @@ def command(*arguments: Any) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong")
 
 
-def test_what_is_drawn_and_exported_is_named_after_the_step_of_the_chosen_checkpoint(tmp_path: Path) -> None:
+def test_what_is_sampled_and_exported_is_named_after_the_step_of_the_chosen_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run_tiny(run, "model.patch_size=2")
-    drawn = command("sample", run, "-n", 2, "--steps", 2, "--checkpoint", 3)
-    assert drawn.exit_code == 0, drawn.output
+    sampled = command("sample", run, "-n", 2, "--steps", 2, "--checkpoint", 3)
+    assert sampled.exit_code == 0, sampled.output
     assert [path.name for path in (run / "samples").iterdir() if path.is_dir()] == [
         "step-000003-ema-seed-0-ddpm-2-steps"
     ]
