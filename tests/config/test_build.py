@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from scalelong import METHODS, find_skips
-from scalelong.config.build import build_model, build_process, count_parameters, recipe_summaries, summarise
+from scalelong.config.build import build_model, build_process, count_parameters, summarise
 from scalelong.config.load import load_recipe, recipe_names
 from scalelong.config.schema import Config
 from scalelong.models import UViT
@@ -97,9 +97,9 @@ def test_frozen_parameters_are_not_counted() -> None:
     assert count_parameters(layer) == 12
 
 
-def test_the_table_has_a_row_for_every_recipe() -> None:
-    rows = {row.name: row for row in recipe_summaries()}
-    assert list(rows) == recipe_names()
+def test_every_recipe_can_be_summarised() -> None:
+    rows = {name: summarise(load_recipe(name)) for name in recipe_names()}
+    assert [row.name for row in rows.values()] == recipe_names()
     digits = load_recipe("digits")
     assert (rows["digits"].data, rows["digits"].steps) == ("sklearn:digits", digits.training.steps)
     assert all(row.description for row in rows.values())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalelong.config.layout import has_channels_last, lay_out
+from scalelong.config.build import has_channels_last, lay_out
 from scalelong.config.schema import TrainingConfig
 
 

@@ -197,7 +197,7 @@ def sample(
 
 def recipes() -> None:
     with run_errors():
-        from ..config import recipe_summaries
+        from ..config import load_recipe, recipe_names, summarise
         from .recipe_table import print_recipes
 
-        print_recipes(recipe_summaries())
+        print_recipes([summarise(load_recipe(name)) for name in recipe_names()])

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from ..config.build import build_process
-from ..config.conditioning import spread_labels
+from ..config.build import build_process, spread_labels
 from ..config.inputs import Inputs
 from ..config.schema import Config
 from ..diffusion.guidance import Condition, Conditioning

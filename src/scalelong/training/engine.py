@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from ..config.layout import lay_out
+from ..config.build import lay_out
 from ..config.schema import Config, OptimConfig, TrainingConfig
 from ..utils.device import best_device, check_compiler, resolve_precision
 from .sharding import shard

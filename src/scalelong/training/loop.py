@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config.build import build_model, build_process
-from ..config.conditioning import conditioning_of
+from ..config.build import build_model, build_process, conditioning_of, has_channels_last
 from ..config.inputs import open_inputs, stream_positions
-from ..config.layout import has_channels_last
 from ..config.schema import Config
 from ..guard.nonfinite import Guard, StepDecision, TrainingDiverged
 from ..runs.checkpoint import Checkpoint
