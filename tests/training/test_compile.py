@@ -14,7 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from typer.testing import CliRunner
 
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.runs import Run
 from scalelong.sampling import sample_run
 from scalelong.sampling.sample_folder import images_in, read_image

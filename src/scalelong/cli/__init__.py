@@ -13,7 +13,7 @@ def main() -> None:
     """Run `scalelong`; where typer or rich is missing, say in one line how to install it."""
     prepare_process()
     try:
-        from .commands import app
+        from .app import app
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("typer", "rich"):

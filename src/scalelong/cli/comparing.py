@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from .errors import fail
-from .tables import count, print_line
-from .training import Overrides, run_errors
+from .console import count, fail, print_line, user_errors
+from .options import Overrides
 
 if TYPE_CHECKING:
     from ..compare.plan import Plan
@@ -54,7 +53,7 @@ def compare(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")] = False,
 ) -> None:
     command = shlex.join(["scalelong", *sys.argv[1:]])
-    with run_errors():
+    with user_errors():
         from ..compare.plan import make_plan
         from ..compare.runner import compare as run_comparison
         from .comparing_display import choose_watcher

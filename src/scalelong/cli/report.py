@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import needs_extra, user_errors
+from .console import print_now, user_errors
 
 if TYPE_CHECKING:
     from ..report import Content
@@ -34,7 +34,7 @@ Figures = Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw eve
 
 
 def report(sources: Sources, out: Out = None, watch: Watch = False, figures: Figures = None) -> None:
-    with needs_extra("report"):
+    with user_errors("report"):
         import jinja2  # noqa: F401
         import PIL  # noqa: F401
         import yaml  # noqa: F401
@@ -63,7 +63,6 @@ def follow(sources: list[Path], path: Path) -> Content:
     """Keep the page up to date; ends with the runs, or at Ctrl-C with a page that stands still."""
     from ..report import write_page
     from ..report.watch import watch_content
-    from .display import print_now
 
     content, announced = None, False
     try:

@@ -83,20 +83,23 @@ def inspect_model(model: nn.Module, method: str, *, where: str = "input", **opti
     scaling = make_scaling(method, sites, options)
     # Read before the scaling follows the model to its device: on the meta device coefficients have no values.
     constants = torch.ones(len(sites)) if scaling is None else scaling.constants()
-    check_applicable(model, method if scaling is None else scaling, where)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AbsorbedScalingWarning)
+        unscale_skips(scale_skips(model, method if scaling is None else scaling, where=where))
     coefficients = [None] * len(sites) if constants is None else constants.tolist()
     skips = [inspect_skip(model, site, kappa, where) for site, kappa in zip(sites, coefficients, strict=True)]
+    cautions = (caution_about_absorption(skips), caution_about_eps(skips), caution_about_fp16(skips))
     return Inspection(
         model=type(model).__name__,
         parameters=count_parameters(model),
         num_skips=len(sites),
         method=method,
-        options={} if scaling is None else resolve(type(scaling), options),
+        options={} if scaling is None else defaults_of(type(scaling)) | options,
         where=where,
         added_parameters=0 if scaling is None else count_parameters(scaling),
         sum_of_squares=None if constants is None else constants.square().sum().item(),
         skips=skips,
-        warnings=find_cautions(skips),
+        warnings=[caution for caution in cautions if caution is not None],
     )
 
 
@@ -104,25 +107,18 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def resolve(kind: type[SkipScaling], options: dict[str, Any]) -> dict[str, Any]:
-    """All options of a method, those that were not given by their defaults."""
+def defaults_of(kind: type[SkipScaling]) -> dict[str, Any]:
+    """All options of a method by their defaults; the first parameter is not one."""
     parameters = list(inspect.signature(kind).parameters.values())[1:]
-    return {parameter.name: parameter.default for parameter in parameters} | options
-
-
-def check_applicable(model: nn.Module, method: str | SkipScaling, where: str) -> None:
-    """Raise what `scale_skips` raises."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AbsorbedScalingWarning)
-        unscale_skips(scale_skips(model, method, where=where))
+    return {parameter.name: parameter.default for parameter in parameters}
 
 
 def inspect_skip(model: nn.Module, site: SkipSite, coefficient: float | None, where: str) -> InspectedSkip:
     readers = [model.get_submodule(reader) for reader in site.readers]
-    normalised_first = where == "after-norm"
+    after_norm = where == "after-norm"
     share = None
     if coefficient is not None and coefficient != 1:
-        share = 1.0 if normalised_first else surviving_share(model, site, coefficient)
+        share = 1.0 if after_norm else surviving_share(model, site, coefficient)
     return InspectedSkip(
         index=site.index,
         consumer=site.consumer,
@@ -132,7 +128,7 @@ def inspect_skip(model: nn.Module, site: SkipSite, coefficient: float | None, wh
         absorbed=site.absorbed,
         coefficient=coefficient,
         share=share,
-        shrinkage=0.0 if normalised_first else shrinkage_by_eps(readers, site, coefficient),
+        shrinkage=0.0 if after_norm else shrinkage_by_eps(readers, site, coefficient),
     )
 
 
@@ -159,11 +155,6 @@ def shrinkage_by_eps(readers: Sequence[nn.Module], site: SkipSite, coefficient: 
     # But for its eps a norm ignores a factor common to all features; a huge one makes eps negligible.
     with_eps, without = (normalise(norm, features * factor)[:, skip].norm().item() for factor in (1.0, 1e9))
     return 1 - with_eps / without
-
-
-def find_cautions(skips: Sequence[InspectedSkip]) -> list[Caution]:
-    found = (caution_about_absorption(skips), caution_about_eps(skips), caution_about_fp16(skips))
-    return [caution for caution in found if caution is not None]
 
 
 def caution_about_absorption(skips: Sequence[InspectedSkip]) -> Caution | None:
