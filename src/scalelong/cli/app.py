@@ -9,12 +9,26 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import comparing, evaluate, export, inspect, kappa, preparing, recipes, report, sample, theory, train
+from . import comparing, preparing
 from .console import fail
+from .evaluate import evaluate, stats
+from .export import export
+from .inspect import inspect
+from .kappa import kappa
+from .recipes import recipes
+from .report import report
+from .sample import sample
+from .theory import theory
+from .train import train
 
-ABOUT = f"""Train diffusion UNets stably by scaling their long skip connections.
+ABOUT = """Train diffusion UNets stably by scaling their long skip connections.
 
-{inspect.EXAMPLES}
+\b
+Examples:
+  scalelong inspect cifar10-uvit-s2
+  scalelong inspect cifar10-unet --method cs --kappa 0.5
+  scalelong inspect google/ddpm-cifar10-32 --where after-norm
+  scalelong inspect ./my-pipeline --method ls --json
   scalelong train digits --set scaling.method=ls
   scalelong sample runs/digits-ls"""
 
@@ -33,7 +47,9 @@ class OneLineErrors(TyperGroup):
         sys.exit(code)
 
 
-app = typer.Typer(cls=OneLineErrors, help=ABOUT, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=OneLineErrors, help=ABOUT, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -47,15 +63,16 @@ def scalelong(
         typer.echo(context.get_help())
 
 
-app.command(help=inspect.INSPECT)(inspect.inspect)
-app.command(help=train.TRAIN)(train.train)
+# The docstring of a command is its help.
+app.command()(inspect)
+app.command()(train)
 app.command(help=preparing.PREPARE)(preparing.prepare)
-app.command(help=sample.SAMPLE)(sample.sample)
-app.command(help=recipes.RECIPES)(recipes.recipes)
-app.command(help=export.EXPORT)(export.export)
-app.command(help=evaluate.STATS)(evaluate.stats)
-app.command(help=evaluate.EVALUATE)(evaluate.evaluate)
+app.command()(sample)
+app.command()(recipes)
+app.command()(export)
+app.command()(stats)
+app.command()(evaluate)
 app.command(help=comparing.COMPARE)(comparing.compare)
-app.command(help=theory.THEORY)(theory.theory)
-app.command(help=kappa.KAPPA)(kappa.kappa)
-app.command(help=report.REPORT)(report.report)
+app.command()(theory)
+app.command()(kappa)
+app.command()(report)

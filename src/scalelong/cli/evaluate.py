@@ -14,32 +14,6 @@ if TYPE_CHECKING:
     from ..data import DataConfig
     from ..evaluation import Evaluation
 
-STATS = """Compute the statistics of a dataset's features once, for evaluations to compare with.
-
-The file is an .npz with the arrays mu and sigma, which pytorch-fid reads; its name has a hash of the images and of the
-network, and what is there is not computed again. DATA is a recipe, whose training images are taken, or a source of
-images, with --size.
-
-\b
-Examples:
-  scalelong stats digits
-  scalelong stats cifar10-uvit-s2 --network inception
-  scalelong stats ./photos --size 64 --images 5000"""
-
-EVALUATE = """Compare samples of a run with the images it was trained on: Fréchet distance, KID, precision and recall.
-
-Each figure has a 95 % interval. The table is written to the run's evaluation.json as well. The features of finished
-blocks are kept in the run's folder: the same command resumes after a kill, and more images only add to them. The
-distance is called FID for the original Inception only; figures of other networks, resizes, numbers of images or
-samplers are not compared.
-
-\b
-Examples:
-  scalelong evaluate runs/digits-cs --images 2000
-  scalelong evaluate runs/cifar10-uvit-s2-cs --network inception --images 50000 --weights both --compile
-  scalelong evaluate runs/mine --reference fid_stats_cifar10_train.npz --network inception:pt_inception.pth
-  torchrun --nproc-per-node 8 -m scalelong evaluate runs/mine"""
-
 DEFAULT_NETWORK = "efficientnet-lite0"
 
 Data = Annotated[str, typer.Argument(metavar="DATA|RECIPE", help="A recipe, or a source of images with --size.")]
@@ -61,6 +35,18 @@ def stats(
     images: Some = None,
     out: Out = Path("statistics"),
 ) -> None:
+    """Compute the statistics of a dataset's features once.
+
+    Evaluations compare with them. The file is an .npz with the arrays mu and sigma, which pytorch-fid reads; its name
+    has a hash of the images and of the network, and what is there is not computed again. DATA is a recipe, whose
+    training images are taken, or a source of images, with --size.
+
+    \b
+    Examples:
+      scalelong stats digits
+      scalelong stats cifar10-uvit-s2 --network inception
+      scalelong stats ./photos --size 64 --images 5000
+    """
     with user_errors(), shown_progress() as show:
         from ..evaluation import build_reference, load_features, load_reference
         from ..utils.distributed import Rank
@@ -99,6 +85,20 @@ def evaluate(
     compare: Compare = None,
     compile: Compile = False,
 ) -> None:
+    """Compare samples of a run with the images it was trained on.
+
+    Prints the Fréchet distance, KID, precision and recall, each with a 95 % interval, and writes them to the run's
+    evaluation.json as well. The features of finished blocks are kept in the run's folder: the same command resumes
+    after a kill, and more images only add to them. The distance is called FID for the original Inception only;
+    figures of other networks, resizes, numbers of images or samplers are not compared.
+
+    \b
+    Examples:
+      scalelong evaluate runs/digits-cs --images 2000
+      scalelong evaluate runs/cifar10-uvit-s2-cs --network inception --images 50000 --weights both --compile
+      scalelong evaluate runs/mine --reference fid_stats_cifar10_train.npz --network inception:pt_inception.pth
+      torchrun --nproc-per-node 8 -m scalelong evaluate runs/mine
+    """
     with user_errors(), shown_progress() as show:
         from ..evaluation import Plan, evaluate_run
         from ..utils.distributed import Rank

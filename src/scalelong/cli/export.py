@@ -10,17 +10,6 @@ import typer
 from .console import user_errors
 from .options import RunFolder, Weights, Which
 
-EXPORT = """Write a trained run as a folder that diffusers, or the public U-ViT code, loads.
-
-Constants are folded into the weights where that is exact; else the folder's README has the lines that scale the skips
-again after loading.
-
-\b
-Examples:
-  scalelong export runs/cifar10-tiny-unet-cs --to diffusers
-  scalelong export runs/digits-cs --to uvit --out digits-uvit
-  scalelong export runs/cifar10-tiny-unet-cs --to diffusers --push me/cifar10-cs"""
-
 To = Annotated[Literal["diffusers", "uvit"], typer.Option(help="Who is to load it.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write; inside the run's if not given.")]
 Push = Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to the Hugging Face hub as well.")]
@@ -36,6 +25,17 @@ def export(
     push: Push = None,
     private: Private = False,
 ) -> None:
+    """Write a trained run for diffusers or for the public U-ViT code.
+
+    Constants are folded into the weights where that is exact; else the folder's README has the lines that scale the
+    skips again after loading.
+
+    \b
+    Examples:
+      scalelong export runs/cifar10-tiny-unet-cs --to diffusers
+      scalelong export runs/digits-cs --to uvit --out digits-uvit
+      scalelong export runs/cifar10-tiny-unet-cs --to diffusers --push me/cifar10-cs
+    """
     with user_errors():
         from ..runs.export import export_run
         from ..runs.export import push as upload

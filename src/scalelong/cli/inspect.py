@@ -17,28 +17,11 @@ from .console import NOTHING, count, make_table, natural_width, print_line, prin
 from .inspection import InspectedSkip, Inspection, inspect_model, percent
 from .loading import load_model
 
-EXAMPLES = """\b
-Examples:
-  scalelong inspect cifar10-uvit-s2
-  scalelong inspect cifar10-unet --method cs --kappa 0.5
-  scalelong inspect google/ddpm-cifar10-32 --where after-norm
-  scalelong inspect ./my-pipeline --method ls --json"""
-
-INSPECT = f"""Show the long skips of a model and what a scaling method does to them; no weights are loaded.
-
-Warns about constants that a norm cancels, about the norm's eps, and about fp16.
-
-{EXAMPLES}
-
-Presets: {", ".join(preset_names())}."""
-
-Model = Annotated[
-    str, typer.Argument(metavar="PRESET|PATH|HUB_ID", help="A preset, a diffusers folder, or an id on the Hub.")
-]
+MODEL = f"A preset ({', '.join(preset_names())}), a diffusers folder, or an id on the Hub."
 
 
 def inspect(
-    model: Model,
+    model: Annotated[str, typer.Argument(metavar="PRESET|PATH|HUB_ID", help=MODEL)],
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "cs",
     kappa: Annotated[float | None, typer.Option(help="κ of cs and cs-reversed; 0.7 if not given.")] = None,
     value: Annotated[float | None, typer.Option(help="The constant of uniform; 1/√2 if not given.")] = None,
@@ -46,6 +29,17 @@ def inspect(
     where: Annotated[str, typer.Option(metavar="input|after-norm", help="What is scaled.")] = "input",
     json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of the table.")] = False,
 ) -> None:
+    """Show the long skips of a model and what a scaling method does.
+
+    No weights are loaded. Warns about constants that a norm cancels, about the norm's eps, and about fp16.
+
+    \b
+    Examples:
+      scalelong inspect cifar10-uvit-s2
+      scalelong inspect cifar10-unet --method cs --kappa 0.5
+      scalelong inspect google/ddpm-cifar10-32 --where after-norm
+      scalelong inspect ./my-pipeline --method ls --json
+    """
     given = {"kappa": kappa, "value": value, "init": init}
     options = {name: number for name, number in given.items() if number is not None}
     with user_errors():

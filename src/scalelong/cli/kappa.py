@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..kappa.advisor import KappaAdvice
 
-KAPPA = """Recommend κ for a recipe, from its own data, schedule and network.
-
-Measures the size of the target beside the input, solves the band of κ for the network's number of skips, and measures
-the block gain. With --probe short matched runs over the band are compared by their validation loss.
-
-\b
-Examples:
-  scalelong kappa digits
-  scalelong kappa cifar10-tiny-uvit --set data.source=../shared/data/cifar10 --figure kappa.png
-  scalelong kappa digits --probe --probe-steps 200
-  scalelong kappa cifar10-tiny-unet --json"""
-
 
 def kappa(
     recipe: Recipe,
@@ -41,6 +29,18 @@ def kappa(
     figure: Annotated[Path | None, typer.Option(metavar="PATH", help="Draw what was measured.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
 ) -> None:
+    """Recommend κ for a recipe from its data, schedule and network.
+
+    Measures the size of the target beside the input, solves the band of κ for the network's number of skips, and
+    measures the block gain. With --probe short matched runs over the band are compared by their validation loss.
+
+    \b
+    Examples:
+      scalelong kappa digits
+      scalelong kappa cifar10-tiny-uvit --set data.source=../shared/data/cifar10 --figure kappa.png
+      scalelong kappa digits --probe --probe-steps 200
+      scalelong kappa cifar10-tiny-unet --json
+    """
     if figure is not None:
         with user_errors("report"):
             import matplotlib  # noqa: F401

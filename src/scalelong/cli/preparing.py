@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from ..data.prepare import Job, Prepared
     from ..utils.distributed import Rank
 
-PREPARE = """Compute the latents and text features of a recipe once, so that training only reads them.
+PREPARE = """Compute the latents and text features of a recipe once.
 
-They are written in shards, each with a checksum, to data.prepared, which is prepared/<recipe>-<hash> unless the recipe
+Training then only reads them. They are written in shards, each with a checksum, to data.prepared, which is prepared/<recipe>-<hash> unless the recipe
 says otherwise. The same command goes on after a kill, and makes anew what is damaged; neither can be seen in the files,
 nor can the number of processes. Images that cannot be read are skipped and named; more than 1 % of them stop it.
 

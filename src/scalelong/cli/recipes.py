@@ -7,14 +7,14 @@ from rich.text import Text
 
 from .console import make_table, natural_width, user_errors
 
-RECIPES = """List the recipes that come with scalelong: parameters, data and steps.
-
-\b
-Example:
-  scalelong recipes"""
-
 
 def recipes() -> None:
+    """List the recipes that come with scalelong.
+
+    \b
+    Example:
+      scalelong recipes
+    """
     table = make_table("recipe", ">parameters", "data", ">steps", "what it is")
     with user_errors():
         from ..config import load_recipe, recipe_names, summarise

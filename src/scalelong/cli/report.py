@@ -12,19 +12,6 @@ from .console import print_now, user_errors
 if TYPE_CHECKING:
     from ..report import Content
 
-REPORT = """Write one HTML page about runs and comparisons, to read, to print or to send.
-
-The page needs no network and no other file. It is made of the folders' files alone: nothing is computed again, and an
-unfinished or diverged run is shown as far as it got. It is written to report.html in the folder, or in the current
-one if several are named.
-
-\b
-Examples:
-  scalelong report runs/digits-comparison
-  scalelong report runs/digits-cs runs/digits-ls --out digits.html
-  scalelong report runs/digits-comparison --watch
-  scalelong report runs/digits-comparison --figures figures"""
-
 Sources = Annotated[list[Path], typer.Argument(metavar="RUN_OR_COMPARISON…", help="Folders of runs or comparisons.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="The page; else report.html.")]
 Watch = Annotated[
@@ -34,6 +21,19 @@ Figures = Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw eve
 
 
 def report(sources: Sources, out: Out = None, watch: Watch = False, figures: Figures = None) -> None:
+    """Write one HTML page about runs and comparisons.
+
+    The page needs no network and no other file. It is made of the folders' files alone: nothing is computed again, and
+    an unfinished or diverged run is shown as far as it got. It is written to report.html in the folder, or in the
+    current one if several are named.
+
+    \b
+    Examples:
+      scalelong report runs/digits-comparison
+      scalelong report runs/digits-cs runs/digits-ls --out digits.html
+      scalelong report runs/digits-comparison --watch
+      scalelong report runs/digits-comparison --figures figures
+    """
     with user_errors("report"):
         import jinja2  # noqa: F401
         import PIL  # noqa: F401

@@ -13,16 +13,6 @@ from .console import make_table, print_line, print_table, user_errors
 if TYPE_CHECKING:
     from ..theory.verify import Check
 
-THEORY = """Verify the paper's theory numerically on the UNet it analyses, and draw the figures.
-
-Every law is checked on random networks: feature norms, the band around them, gradients, the robustness bound, and the
-size of noised images. It takes minutes, with --quick less than one. Exit code 1: a law was broken.
-
-\b
-Examples:
-  scalelong theory --quick
-  scalelong theory --out docs/figures --cifar10 ../shared/data/cifar10"""
-
 
 def theory(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller networks and fewer kinds of them.")] = False,
@@ -32,6 +22,17 @@ def theory(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Other networks.")] = 0,
 ) -> None:
+    """Verify the paper's theory numerically on the UNet it analyses.
+
+    Every law is checked on random networks: feature norms, the band around them, gradients, the robustness bound, and
+    the size of noised images; figures show the results. It takes minutes, with --quick less than one. Exit code 1: a
+    law was broken.
+
+    \b
+    Examples:
+      scalelong theory --quick
+      scalelong theory --out docs/figures --cifar10 ../shared/data/cifar10
+    """
     with user_errors("report"):
         import matplotlib  # noqa: F401  # Asked for before minutes of work are spent.
     with user_errors():

@@ -15,21 +15,6 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..training import Result
 
-TRAIN = """Train a recipe. The same command again, or --out alone, resumes a run that was stopped.
-
-The run's folder holds the resolved recipe, versions, metrics.jsonl, checkpoints and samples. Ctrl-C or SIGTERM: the
-step is finished and saved, and the exit code is 130 or 143; a second one ends the process at once. Exit code 2: the
-run could not be started or saved, and one line says why.
-
-\b
-Examples:
-  scalelong train
-  scalelong train digits --set scaling.method=ls --set optim.lr=1e-3
-  scalelong train my-recipe.yaml --out runs/mine --dry-run
-  scalelong train --out runs/mine
-  torchrun --nproc-per-node 8 -m scalelong train cifar10-tiny-uvit
-  accelerate launch -m scalelong train cifar10-tiny-uvit"""
-
 Recipe = Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A name, or the path of a .yaml file; digits.")]
 Out = Annotated[Path | None, typer.Option(help="The run's folder; runs/<recipe>-<method> if not given.")]
 Resume = Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to begin; PATH is a checkpoint.")]
@@ -43,6 +28,21 @@ def train(
     resume: Resume = "auto",
     dry_run: DryRun = False,
 ) -> None:
+    """Train a recipe. The same command again, or --out alone, resumes a run that was stopped.
+
+    The run's folder holds the resolved recipe, versions, metrics.jsonl, checkpoints and samples. Ctrl-C or SIGTERM: the
+    step is finished and saved, and the exit code is 130 or 143; a second one ends the process at once. Exit code 2: the
+    run could not be started or saved, and one line says why.
+
+    \b
+    Examples:
+      scalelong train
+      scalelong train digits --set scaling.method=ls --set optim.lr=1e-3
+      scalelong train my-recipe.yaml --out runs/mine --dry-run
+      scalelong train --out runs/mine
+      torchrun --nproc-per-node 8 -m scalelong train cifar10-tiny-uvit
+      accelerate launch -m scalelong train cifar10-tiny-uvit
+    """
     with user_errors():
         config = choose_recipe(recipe, overrides or [], out)
         folder = out or Path("runs") / f"{config.name}-{config.scaling.method}"
