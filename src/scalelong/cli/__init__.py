@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def prepare_process() -> None:
-    """Settings of a process that is ours alone: its memory, what may be printed, and which libraries may speak."""
+    """Settings of a process that is ours alone: its memory, its output, and how much libraries log."""
     keep_freed_memory()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -9,12 +9,13 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import comparing, preparing
+from .comparing import compare
 from .console import fail
 from .evaluate import evaluate, stats
 from .export import export
 from .inspect import inspect
 from .kappa import kappa
+from .preparing import prepare
 from .recipes import recipes
 from .report import report
 from .sample import sample
@@ -63,16 +64,6 @@ def scalelong(
         typer.echo(context.get_help())
 
 
-# The docstring of a command is its help.
-app.command()(inspect)
-app.command()(train)
-app.command(help=preparing.PREPARE)(preparing.prepare)
-app.command()(sample)
-app.command()(recipes)
-app.command()(export)
-app.command()(stats)
-app.command()(evaluate)
-app.command(help=comparing.COMPARE)(comparing.compare)
-app.command()(theory)
-app.command()(kappa)
-app.command()(report)
+# The docstring of a command is its help; this is the order in which `--help` lists them.
+for command in (inspect, train, prepare, sample, recipes, export, stats, evaluate, compare, theory, kappa, report):
+    app.command()(command)

@@ -100,7 +100,7 @@ def evaluate(
       torchrun --nproc-per-node 8 -m scalelong evaluate runs/mine
     """
     with user_errors(), shown_progress() as show:
-        from ..evaluation import Plan, evaluate_run
+        from ..evaluation import Plan, evaluate_run, read_evaluations
         from ..utils.distributed import Rank
 
         given = {"steps": steps, "sampler": sampler, "guidance": guidance}
@@ -115,22 +115,14 @@ def evaluate(
             checkpoint,
         )
         # Read before the figures are written: they may go to the same file.
-        others = [] if compare is None else read_others(compare)
+        others = [] if compare is None else read_evaluations(compare)
+        if compare is not None and not others:
+            raise ValueError(f"{compare} holds no evaluations to compare with: scalelong evaluate writes them")
         found = evaluate_run(run, plan, rank=Rank.here(), report=show, others=others)
     if found:
         print_evaluations(found, run)
     for one in found if others else []:
         print_comparison(one, others)
-
-
-def read_others(path: Path) -> list[Evaluation]:
-    """What figures are compared with."""
-    from ..evaluation import read_evaluations
-
-    found = read_evaluations(path)
-    if not found:
-        raise ValueError(f"{path} holds no evaluations to compare with: scalelong evaluate writes them")
-    return found
 
 
 def print_evaluations(found: list[Evaluation], run: Path) -> None:

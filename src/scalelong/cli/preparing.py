@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from ..data.prepare import Job, Prepared
     from ..utils.distributed import Rank
 
-PREPARE = """Compute the latents and text features of a recipe once.
-
-Training then only reads them. They are written in shards, each with a checksum, to data.prepared, which is prepared/<recipe>-<hash> unless the recipe
-says otherwise. The same command goes on after a kill, and makes anew what is damaged; neither can be seen in the files,
-nor can the number of processes. Images that cannot be read are skipped and named; more than 1 % of them stop it.
-
-\b
-Examples:
-  scalelong prepare flickr-tiny --processes 2
-  scalelong prepare coco-uvit-s2 --set data.source=./coco --out /scratch/coco
-  torchrun --nproc-per-node 8 -m scalelong prepare coco-uvit-s2"""
-
 # Enough to see what is wrong; the index has them all.
 NAMED = 20
 
@@ -37,6 +25,19 @@ Processes = Annotated[int, typer.Option(min=1, help="How many work on it; each c
 
 
 def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, processes: Processes = 1) -> None:
+    """Compute the latents and text features of a recipe once.
+
+    Training then only reads them. They are written in shards, each with a checksum, to data.prepared, which is
+    prepared/<recipe>-<hash> unless the recipe says otherwise. The same command resumes after a kill, and makes anew
+    what is damaged; neither can be seen in the files, nor can the number of processes. Images that cannot be read are
+    skipped and named; more than 1 % of them stop it.
+
+    \b
+    Examples:
+      scalelong prepare flickr-tiny --processes 2
+      scalelong prepare coco-uvit-s2 --set data.source=./coco --out /scratch/coco
+      torchrun --nproc-per-node 8 -m scalelong prepare coco-uvit-s2
+    """
     with user_errors():
         job, rank = plan_job(recipe, overrides or [], out)
         if processes > 1 and rank.world > 1:
