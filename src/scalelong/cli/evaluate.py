@@ -53,9 +53,9 @@ def stats(
 
         config, features = choose_data(data, overrides or [], size), load_features(network)
         path = build_reference(config, features, images=images, folder=out, rank=Rank.here(), report=show)
-        if path is not None:
-            found = load_reference(path).statistics
-            typer.echo(f"{found.count} images, {found.width} features of {network}: {path}")
+        found = None if path is None else load_reference(path).statistics
+    if found is not None:  # Only the first process has them.
+        typer.echo(f"{found.count} images, {found.width} features of {network}: {path}")
 
 
 def choose_data(name: str, overrides: list[str], size: int | None) -> DataConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,49 +137,46 @@ def shrinkage_by_eps(readers: Sequence[nn.Module], site: SkipSite, coefficient: 
     return 1 - with_eps / without
 
 
-def absorption_cautions(skips: Sequence[InspectedSkip]) -> list[Caution]:
+def absorption_cautions(skips: Sequence[InspectedSkip]) -> Iterator[Caution]:
     """A norm that cancels the constants."""
     shares = [skip.share for skip in skips if skip.absorbed and skip.share is not None]
     typical = mostly_absorbed(shares)
-    if typical is None:
-        return []
-    message = (
-        f"{len(shares)} of {len(skips)} skips enter a norm that cancels a constant: in the median "
-        f"{percent(typical)} of the scaling survives it, the rest acts only through the shortcut beside the "
-        "norm. Use --where after-norm, or --method ls."
-    )
-    return [Caution("absorbed", message)]
+    if typical is not None:
+        message = (
+            f"{len(shares)} of {len(skips)} skips enter a norm that cancels a constant: in the median "
+            f"{percent(typical)} of the scaling survives it, the rest acts only through the shortcut beside the "
+            "norm. Use --where after-norm, or --method ls."
+        )
+        yield Caution("absorbed", message)
 
 
-def eps_cautions(skips: Sequence[InspectedSkip]) -> list[Caution]:
+def eps_cautions(skips: Sequence[InspectedSkip]) -> Iterator[Caution]:
     """A skip so small that the norm's eps matters beside it."""
     felt = [skip for skip in skips if skip.shrinkage > NOTICEABLE]
-    if not felt:
-        return []
-    worst = max(felt, key=lambda skip: skip.shrinkage)
-    message = (
-        f"the norm's eps takes over at {name_skips(felt)}: with κ_{worst.index} = {worst.coefficient:.2g} it makes the "
-        f"normalised skip {percent(worst.shrinkage)} smaller for features of unit variance, and more for smaller ones. "
-        "Use larger coefficients, or --where after-norm."
-    )
-    return [Caution("eps", message)]
+    if felt:
+        worst = max(felt, key=lambda skip: skip.shrinkage)
+        message = (
+            f"the norm's eps takes over at {name_skips(felt)}: with κ_{worst.index} = {worst.coefficient:.2g} it makes "
+            f"the normalised skip {percent(worst.shrinkage)} smaller for features of unit variance, and more for "
+            "smaller ones. Use larger coefficients, or --where after-norm."
+        )
+        yield Caution("eps", message)
 
 
-def fp16_cautions(skips: Sequence[InspectedSkip]) -> list[Caution]:
+def fp16_cautions(skips: Sequence[InspectedSkip]) -> Iterator[Caution]:
     """A coefficient that fp16 cannot hold; 0 is exact."""
     limits = torch.finfo(torch.float16)
     sizes = {skip.index: abs(skip.coefficient) for skip in skips if skip.coefficient is not None}
     small = [skip for skip in skips if 0 < sizes.get(skip.index, 0) < limits.smallest_normal]
-    if not small:
-        return []
-    worst = min(small, key=lambda skip: sizes[skip.index])
-    lost = limits.smallest_normal * limits.eps / 2 / sizes[worst.index]
-    message = (
-        f"fp16 underflows at {name_skips(small)}: κ_{worst.index} = {worst.coefficient:.2g} is below its smallest "
-        f"normal number {limits.smallest_normal:.2g}, so that the scaled skip loses digits and features below "
-        f"{lost:.1g} become 0. Use bf16, fp32 or larger coefficients."
-    )
-    return [Caution("fp16", message)]
+    if small:
+        worst = min(small, key=lambda skip: sizes[skip.index])
+        lost = limits.smallest_normal * limits.eps / 2 / sizes[worst.index]
+        message = (
+            f"fp16 underflows at {name_skips(small)}: κ_{worst.index} = {worst.coefficient:.2g} is below its smallest "
+            f"normal number {limits.smallest_normal:.2g}, so that the scaled skip loses digits and features below "
+            f"{lost:.1g} become 0. Use bf16, fp32 or larger coefficients."
+        )
+        yield Caution("fp16", message)
 
 
 def name_skips(skips: Sequence[InspectedSkip]) -> str:
