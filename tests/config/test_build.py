@@ -9,9 +9,16 @@ import torch
 from torch import nn
 
 from scalelong import METHODS, find_skips
-from scalelong.config.build import build_model, build_process, count_parameters, summarise
+from scalelong.config.build import (
+    build_model,
+    build_process,
+    count_parameters,
+    has_channels_last,
+    lay_out,
+    summarise,
+)
 from scalelong.config.load import load_recipe, recipe_names
-from scalelong.config.schema import Config
+from scalelong.config.schema import Config, TrainingConfig
 from scalelong.models import UViT
 
 SMALL = ["model.embed_dim=32", "model.num_heads=2", "model.depth=4"]
@@ -111,3 +118,32 @@ def test_the_process_is_the_one_of_the_diffusion_block() -> None:
     assert type(process.schedule).__name__ == "SqrtLinearSchedule"
     assert (process.schedule.time, process.schedule.num_steps) == ("continuous", 50)
     assert (process.prediction, process.min_snr_gamma) == ("x0", 5.0)
+
+
+# Where networks lie in memory
+
+
+def layout(channels_last: bool | str = "auto") -> TrainingConfig:
+    return TrainingConfig.model_validate({"steps": 1, "batch_size": 1, "channels_last": channels_last})
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "expected"),
+    [("auto", "cpu", False), ("auto", "cuda", True), (True, "cpu", True), (False, "cuda", False)],
+)
+def test_channels_are_last_on_gpus_unless_the_recipe_says_otherwise(
+    setting: bool | str, device: str, expected: bool
+) -> None:
+    assert has_channels_last(layout(setting), torch.device(device)) is expected
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_kernels_have_the_layout_of_the_recipe(channels_last: bool) -> None:
+    network = nn.Sequential(nn.Conv2d(4, 8, 3))
+    assert lay_out(network, layout(channels_last), "cpu") is network
+    assert network[0].weight.is_contiguous(memory_format=torch.channels_last) is channels_last
+
+
+def test_a_network_is_brought_to_the_device() -> None:
+    network = lay_out(nn.Sequential(nn.Conv2d(4, 8, 3), nn.Linear(3, 3)), layout(), "meta")
+    assert all(parameter.is_meta for parameter in network.parameters())

@@ -59,7 +59,7 @@ def test_train_on_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> 
     assert contents(tmp_path) == before
 
 
-def test_train_without_a_recipe_goes_on_with_the_run_in_the_folder(tmp_path: Path) -> None:
+def test_train_without_a_recipe_resumes_the_run_in_the_folder(tmp_path: Path) -> None:
     run_tiny(tmp_path, "training.steps=3")
     result = run("train", "--out", tmp_path, "--set", "training.steps=5")
     assert result.stdout.startswith("going on from step 3 ")
@@ -67,7 +67,7 @@ def test_train_without_a_recipe_goes_on_with_the_run_in_the_folder(tmp_path: Pat
     assert Run(tmp_path).checkpoints().steps()[-1] == 5
 
 
-def test_a_stopped_run_says_how_to_go_on_and_exits_with_the_code_of_the_signal(
+def test_a_stopped_run_says_how_to_resume_and_exits_with_the_code_of_the_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelong.training import Display
