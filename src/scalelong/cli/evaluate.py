@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .console import make_table, print_line, print_table, shown_progress, user_errors
+from .console import is_first_process, make_table, print_line, print_table, shown_progress, user_errors
 from .options import Compile, Guidance, Overrides, RunFolder, Sampler, Seed, Steps, Which
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def stats(
 
         config, features = choose_data(data, overrides or [], size), load_features(network)
         path = build_reference(config, features, images=images, folder=out, rank=Rank.here(), report=show)
-        found = None if path is None else load_reference(path).statistics
-    if found is not None:  # Only the first process has them.
+    if path is not None and is_first_process():
+        found = load_reference(path).statistics
         typer.echo(f"{found.count} images, {found.width} features of {network}: {path}")
 
 
