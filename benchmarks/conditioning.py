@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalelong.config import Config
-from scalelong.config.build import build_process
-from scalelong.config.conditioning import conditioning_of, spread_labels
+from scalelong.config.build import build_process, conditioning_of, spread_labels
 from scalelong.config.inputs import open_inputs
 from scalelong.data import ImageSet, load_images
 from scalelong.runs import Run

@@ -35,8 +35,7 @@ from train import Measure, count_operations, gemm_rate, ratio, timed
 from workload import Case, recipe
 
 from scalelong.config import Config, build_model, build_process
-from scalelong.config.conditioning import conditioning_of, spread_labels
-from scalelong.config.layout import lay_out
+from scalelong.config.build import conditioning_of, lay_out, spread_labels
 from scalelong.diffusion.guidance import Conditioning
 from scalelong.diffusion.solvers import solver_indices
 from scalelong.sampling.sample_run import Sampler, with_sampling

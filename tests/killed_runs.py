@@ -31,7 +31,7 @@ import torch._dynamo
 from run_cases import TINY, free_port, make_trainer, run_tiny, tiny
 from safetensors.torch import save_file
 
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.data import Batch
 from scalelong.evaluation import periodic
 from scalelong.monitor.readings import with_nulls

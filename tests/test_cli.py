@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 import scalelong.cli
 from scalelong import AbsorbedScalingWarning, constant_coefficients, find_skips, scale_skips, surviving_share
-from scalelong.cli.commands import app
-from scalelong.cli.inspecting import inspect_model
+from scalelong.cli.app import app
+from scalelong.cli.inspection import inspect_model
 from scalelong.cli.loading import load_model
 from scalelong.models import UViT, preset_names
 from scalelong.models.presets import find_preset
@@ -343,7 +343,7 @@ def test_a_missing_extra_fails_with_the_pip_command(
 def test_a_missing_command_line_fails_with_the_pip_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "scalelong.cli.commands")
+    monkeypatch.delitem(sys.modules, "scalelong.cli.app")
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit) as ended:
         scalelong.cli.main()

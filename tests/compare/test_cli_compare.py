@@ -15,7 +15,7 @@ import pytest
 from comparison_cases import TINY, files_in
 from typer.testing import CliRunner
 
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.cli.comparing import report
 from scalelong.compare.runner import Ending
 from scalelong.report import read_content, render

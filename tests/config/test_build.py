@@ -9,10 +9,17 @@ import torch
 from torch import nn
 
 from scalelong import METHODS, find_skips
-from scalelong.config.build import build_model, build_process, count_parameters, recipe_summaries, summarise
-from scalelong.config.conditioning import conditioning_of
+from scalelong.config.build import (
+    build_model,
+    build_process,
+    conditioning_of,
+    count_parameters,
+    has_channels_last,
+    lay_out,
+    summarise,
+)
 from scalelong.config.load import load_recipe, recipe_names
-from scalelong.config.schema import Config
+from scalelong.config.schema import Config, TrainingConfig
 from scalelong.diffusion.guidance import Condition
 from scalelong.models import UViT
 
@@ -99,9 +106,9 @@ def test_frozen_parameters_are_not_counted() -> None:
     assert count_parameters(layer) == 12
 
 
-def test_the_table_has_a_row_for_every_recipe() -> None:
-    rows = {row.name: row for row in recipe_summaries()}
-    assert list(rows) == recipe_names()
+def test_every_recipe_can_be_summarised() -> None:
+    rows = {name: summarise(load_recipe(name)) for name in recipe_names()}
+    assert [row.name for row in rows.values()] == recipe_names()
     digits = load_recipe("digits")
     assert (rows["digits"].data, rows["digits"].steps) == ("sklearn:digits", digits.training.steps)
     assert all(row.description for row in rows.values())
@@ -136,3 +143,32 @@ def test_a_network_is_compiled_in_one_piece(recipe: str) -> None:
     found, expected = (conditioning_of(config).predictor(each, condition)(*inputs) for each in (compiled, network))
     torch.testing.assert_close(found, expected)
     torch.compiler.reset()
+
+
+# Where networks lie in memory
+
+
+def layout(channels_last: bool | str = "auto") -> TrainingConfig:
+    return TrainingConfig.model_validate({"steps": 1, "batch_size": 1, "channels_last": channels_last})
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "expected"),
+    [("auto", "cpu", False), ("auto", "cuda", True), (True, "cpu", True), (False, "cuda", False)],
+)
+def test_channels_are_last_on_gpus_unless_the_recipe_says_otherwise(
+    setting: bool | str, device: str, expected: bool
+) -> None:
+    assert has_channels_last(layout(setting), torch.device(device)) is expected
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_kernels_have_the_layout_of_the_recipe(channels_last: bool) -> None:
+    network = nn.Sequential(nn.Conv2d(4, 8, 3))
+    assert lay_out(network, layout(channels_last), "cpu") is network
+    assert network[0].weight.is_contiguous(memory_format=torch.channels_last) is channels_last
+
+
+def test_a_network_is_brought_to_the_device() -> None:
+    network = lay_out(nn.Sequential(nn.Conv2d(4, 8, 3), nn.Linear(3, 3)), layout(), "meta")
+    assert all(parameter.is_meta for parameter in network.parameters())

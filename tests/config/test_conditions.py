@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from run_cases import assert_same_run, run_tiny, tiny
+from run_cases import run_tiny, tiny
 from torch import Tensor
 
 from scalelong.config import RecipeError, build_model, load_recipe
-from scalelong.config.build import build_process
-from scalelong.config.conditioning import conditioning_of, spread_labels
+from scalelong.config.build import build_process, conditioning_of, spread_labels
 from scalelong.config.inputs import check_width
 from scalelong.data import Batch
 from scalelong.diffusion.guidance import MOST_TOGETHER, NOTHING, Condition, Conditioning
@@ -31,7 +30,7 @@ def inputs(count: int) -> tuple[Tensor, Tensor]:
     return torch.randn(count, 1, 8, 8, generator=generator), torch.full((count,), 500.0)
 
 
-def test_a_condition_is_withheld_exactly_where_chosen() -> None:
+def test_a_condition_is_dropped_exactly_where_chosen() -> None:
     conditioning = conditioning_of(by_class())
     chosen = torch.tensor([True, False, True])
     assert conditioning.drop_condition(Condition(labels=torch.tensor([3, 4, 5])), chosen).labels.tolist() == [10, 4, 10]
@@ -78,7 +77,7 @@ def test_without_a_condition_guidance_changes_nothing() -> None:
         assert torch.equal(conditioning.guided(model, NOTHING, 5.0)(*inputs(2)), model(*inputs(2)))
 
 
-def test_conditions_are_withheld_by_seed_and_step_alike_in_any_number_of_processes() -> None:
+def test_conditions_are_dropped_by_seed_and_step_alike_in_any_number_of_processes() -> None:
     config = by_class()
     process, conditioning = build_process(config.diffusion), conditioning_of(config)
 
@@ -99,7 +98,7 @@ def test_conditions_are_withheld_by_seed_and_step_alike_in_any_number_of_process
     assert abs(int((~kept).sum()) - 100) < 5 * (400 * 0.25 * 0.75) ** 0.5
 
 
-def test_a_run_by_class_draws_the_class_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_run_by_class_samples_the_class_it_is_asked_for(tmp_path: Path) -> None:
     run_tiny(tmp_path, *BY_CLASS, "training.steps=2", "training.sample_every=2")
     one, other = (
         (sample_run(tmp_path, 2, steps=2, wish=SampleRequest(label=label)) / "grid.png").read_bytes()
@@ -142,14 +141,6 @@ def test_labels_beyond_the_classes_are_refused_before_training(tmp_path: Path) -
     with pytest.raises(ValueError, match="label"):
         run_tiny(tmp_path / "run", "data.label_column=label", "labels.classes=7")
     assert not (tmp_path / "run" / "config.yaml").exists()
-
-
-def test_a_streamed_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    streamed = ("data.streaming=true", "data.shuffle_buffer=50", "training.checkpoint_every=2")
-    run_tiny(tmp_path / "whole", *streamed)
-    run_tiny(tmp_path / "parts", *streamed, "training.steps=5")
-    run_tiny(tmp_path / "parts", *streamed)
-    assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_a_text_encoder_of_another_width_than_stated_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Every recipe that comes with the package: its network has the stated size, takes a step and draws an image."""
+"""Every recipe that comes with the package: its network has the stated size, takes a step and samples an image."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def shrink_latents(config: Config, material: Path) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::scalelong.AbsorbedScalingWarning")
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_takes_a_step_and_draws_guided_images(
+def test_every_recipe_takes_a_step_and_samples_guided_images(
     name: str, material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -16,8 +16,8 @@ from prepare_cases import contents
 from typer.testing import CliRunner
 
 import scalelong
-from scalelong.cli import progress
-from scalelong.cli.commands import app
+from scalelong.cli import console
+from scalelong.cli.app import app
 from scalelong.data import load_images
 from scalelong.data.encoders import TextEncoder
 from scalelong.data.prepare import Job
@@ -58,7 +58,7 @@ def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(
 ) -> None:
     from scalelong.config import load_recipe
 
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.0)
     result = run("prepare", recipe)
     assert result.exit_code == 0, result.output
     config = load_recipe(recipe)
@@ -117,7 +117,7 @@ def test_a_stopped_command_says_that_it_goes_on(recipe: Path, monkeypatch: pytes
     monkeypatch.setattr(TextEncoder, "encode", stop)
     result = run("prepare", recipe)
     assert result.exit_code == 130
-    assert result.stderr == "stopped: what is finished is kept, and the same command goes on with the rest\n"
+    assert result.stderr == "stopped: what is finished is kept, and the same command resumes\n"
 
 
 def test_processes_of_a_launcher_start_no_others(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

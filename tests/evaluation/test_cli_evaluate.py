@@ -11,8 +11,8 @@ import pytest
 from evaluation_cases import TINY, script_file, tiny_run
 from typer.testing import CliRunner
 
-from scalelong.cli import progress
-from scalelong.cli.commands import app
+from scalelong.cli import console
+from scalelong.cli.app import app
 
 pytest.importorskip("torchmetrics")
 np = pytest.importorskip("numpy")
@@ -56,7 +56,7 @@ def test_statistics_of_a_source_are_those_of_all_its_images(made: Path) -> None:
 
 
 def test_how_far_a_command_is_stands_on_stderr(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.0)
     result = run("stats", "digits", "--network", "net.pt", "--images", 40, "--out", "shown")
     lines = result.stderr.splitlines()
     assert lines[0] == "0 of 40 images of the dataset read" and lines[-1] == "40 of 40 images of the dataset described"
@@ -66,7 +66,7 @@ def test_how_far_a_command_is_stands_on_stderr(made: Path, monkeypatch: pytest.M
 def test_a_training_that_waits_for_statistics_says_so(
     made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.0)
     network = made / "net.pt"
     monkeypatch.chdir(tmp_path)
     evaluated = ("evaluation.every=3", "evaluation.images=20", f"evaluation.network={network}")
@@ -103,7 +103,7 @@ def test_an_evaluation_is_compared_with_an_earlier_one_only_where_that_is_fair(m
     [
         (("evaluate", "nowhere"), "nowhere is not the folder of a run"),
         (("evaluate", "run", "--network", "./none.pt"), "there is no file './none.pt'; a feature network is inception"),
-        (("evaluate", "run", "--network", "net.pt", "--weights", "best"), "--weights is ema, raw or both, not 'best'"),
+        (("evaluate", "run", "--network", "net.pt", "--weights", "best"), "'best' is not one of 'ema', 'raw', 'both'"),
         (("evaluate", "run", "--network", "net.pt", "--reference", "none.npz"), "there are no statistics 'none.npz'"),
         (
             ("evaluate", "run", "--network", "net.pt", "--guidance", "3"),

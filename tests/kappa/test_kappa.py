@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from scalelong import find_skips, scale_skips
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.compare.kappa_trials import Probe, Score
 from scalelong.config import load_recipe
 from scalelong.diffusion import CosineSchedule, DiffusionProcess, LinearSchedule

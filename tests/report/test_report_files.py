@@ -16,7 +16,7 @@ from report_cases import METHODS, draw_grid, write_comparison, write_json, write
 from report_page import Page, hostile_comparison, page_of
 from typer.testing import CliRunner
 
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.report import NotAReport, read_content, write_page
 from scalelong.report.chart_data import chart_data
 from scalelong.report.figures import draw_figures

@@ -10,7 +10,7 @@ import torch
 from run_cases import run_tiny
 from typer.testing import CliRunner
 
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.runs import CheckpointError, Run, RunError
 from scalelong.runs.model import choose_checkpoint
 

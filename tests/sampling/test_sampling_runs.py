@@ -24,8 +24,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from scalelong import AbsorbedScalingWarning
-from scalelong.cli import progress
-from scalelong.cli.commands import app
+from scalelong.cli import console
+from scalelong.cli.app import app
 from scalelong.diffusion import SAMPLERS
 from scalelong.diffusion.guidance import Condition
 from scalelong.runs import RunError
@@ -360,7 +360,7 @@ def test_sample_says_how_far_it_is_on_stderr_and_the_result_on_stdout(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget(run)
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.0)
     arguments = ("sample", run, "-n", 4, "--batch", 2, "--sampler", "unipc", "--steps", 2)
     result = command(*arguments)
     folder = run / "samples" / "step-000008-ema-seed-0-unipc-2-steps"
@@ -381,7 +381,7 @@ def test_an_interruption_ends_in_one_line_and_is_gone_on_from(run: Path, monkeyp
         patch.setattr(Sampler, "draw", interrupt)
         result = command(*arguments)
     assert result.exit_code == 130
-    assert result.stderr == "stopped: what is finished is kept, and the same command goes on with the rest\n"
+    assert result.stderr == "stopped: what is finished is kept, and the same command resumes\n"
     assert command(*arguments).exit_code == 0
 
 

@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from typer.testing import CliRunner
 
 from scalelong import scale_skips
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.theory import draws, verify, verify_inputs
 from scalelong.theory.figures import draw_theory
 from scalelong.theory.laws import feature_norm, feature_spread

@@ -34,7 +34,7 @@ def test_a_bar_shows_how_far_a_run_is_its_latest_numbers_and_what_happened(
     bar.progress.console.file.flush()
     shown = screen.read_text()
     last = shown.rpartition("8/8")[2]
-    assert "loss 0." in last and "gradient" in last and "images/s" in last
+    assert "loss 0." in last and "grad norm" in last and "images/s" in last
     assert "step 8: validation loss" in shown
     assert shown.count(HIDE) == shown.count(SHOW) == 1
 

@@ -11,7 +11,7 @@ import pytest
 from run_cases import TINY, assert_same_run, run_tiny
 from typer.testing import CliRunner
 
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.runs import CheckpointError, Run, RunError
 from scalelong.training import Display
 from scalelong.utils.atomic import Files

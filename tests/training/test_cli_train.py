@@ -15,7 +15,7 @@ from run_cases import TINY, run_tiny
 from torch import Tensor
 from typer.testing import CliRunner
 
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.config import load_recipe, parse_recipe, recipe_names
 from scalelong.runs import Run
 from scalelong.utils.atomic import Files
@@ -45,7 +45,7 @@ def test_train_writes_the_run_and_says_what_comes_next(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert re.fullmatch(r"step 8/8  loss [\d.]+  lr [\d.e-]+  grad norm [\d.]+  \d+ images/s  0:00 left", lines[-2])
-    assert lines[-1] == f"finished: {tmp_path}/run. To draw more samples: scalelong sample {tmp_path}/run"
+    assert lines[-1] == f"finished: {tmp_path}/run. For more samples: scalelong sample {tmp_path}/run"
     found = {path.name for path in (tmp_path / "run").iterdir()} - {".lock"}
     assert found == {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints"}
 
@@ -59,7 +59,7 @@ def test_train_on_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> 
     assert contents(tmp_path) == before
 
 
-def test_train_without_a_recipe_goes_on_with_the_run_in_the_folder(tmp_path: Path) -> None:
+def test_train_without_a_recipe_resumes_the_run_in_the_folder(tmp_path: Path) -> None:
     run_tiny(tmp_path, "training.steps=3")
     result = run("train", "--out", tmp_path, "--set", "training.steps=5")
     assert result.stdout.startswith("resuming from step 3 ")
@@ -67,7 +67,7 @@ def test_train_without_a_recipe_goes_on_with_the_run_in_the_folder(tmp_path: Pat
     assert Run(tmp_path).checkpoints().steps()[-1] == 5
 
 
-def test_a_stopped_run_says_how_to_go_on_and_exits_with_the_code_of_the_signal(
+def test_a_stopped_run_says_how_to_resume_and_exits_with_the_code_of_the_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelong.training import Display
@@ -76,7 +76,7 @@ def test_a_stopped_run_says_how_to_go_on_and_exits_with_the_code_of_the_signal(
     result = run("train", "digits", *SETS, "--out", tmp_path)
     assert result.exit_code == 143
     last = result.stdout.splitlines()[-1]
-    assert last == f"stopped and saved at step 1 of 8. To go on: scalelong train --out {tmp_path}"
+    assert last == f"stopped and saved at step 1 of 8. To resume: scalelong train --out {tmp_path}"
 
 
 def test_a_dry_run_prints_the_recipe_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_full_disk_fails_in_one_line_and_older_checkpoints_are_intact(
 
 def test_what_fails_in_another_process_than_the_first_is_told_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
-    monkeypatch.setattr("scalelong.cli.errors.FIRST_SPEAKS_SECONDS", 0.0)
+    monkeypatch.setattr("scalelong.cli.console.FIRST_SPEAKS_SECONDS", 0.0)
     assert_fails(run("train", "nothing"), "process 3: there is no recipe 'nothing'")
 
 

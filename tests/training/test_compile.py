@@ -13,7 +13,7 @@ from run_cases import final_tensors, lasting_metrics, losses, run_tiny
 from torch._dynamo.utils import counters
 from typer.testing import CliRunner
 
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.runs import Run
 from scalelong.sampling import sample_run
 from scalelong.sampling.sample_folder import images_in, read_image

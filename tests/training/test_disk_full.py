@@ -13,7 +13,7 @@ import torch
 from run_cases import TINY
 from typer.testing import CliRunner
 
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 from scalelong.runs.metrics import MetricsLog
 from scalelong.sampling.images import save_grid
 from scalelong.utils.atomic import Files, WriteError, replace_text

@@ -16,7 +16,7 @@ from run_cases import SignalAt, assert_same_run, final_tensors, in_processes, la
 from torch import Tensor, nn
 
 from scalelong.config import build_model
-from scalelong.config.conditioning import conditioning_of
+from scalelong.config.build import conditioning_of
 from scalelong.diffusion.guidance import NOTHING
 from scalelong.evaluation import Evaluator, NotComparable, Plan, evaluate_run, periodic, read_evaluations
 from scalelong.evaluation.results import check_comparable

@@ -11,7 +11,7 @@ import pytest
 from run_cases import lasting_metrics, losses
 from typer.testing import CliRunner
 
-from scalelong.cli.commands import app
+from scalelong.cli.app import app
 
 DEEP = (
     *("model.depth=12", "model.embed_dim=32", "model.num_heads=2", "data.validation_count=10", "seed=1"),

@@ -13,7 +13,7 @@ def main() -> None:
     """Run `scalelong`; where typer or rich is missing, say in one line how to install it."""
     prepare_process()
     try:
-        from .commands import app
+        from .app import app
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("typer", "rich"):
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def prepare_process() -> None:
-    """Settings of a process that is ours alone: its memory, what may be printed, and which libraries may speak."""
+    """Settings of a process that is ours alone: its memory, its output, and how much libraries log."""
     keep_freed_memory()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

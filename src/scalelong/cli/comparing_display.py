@@ -14,7 +14,7 @@ from rich.text import Text
 from ..compare.board import Board, RunState, Watcher
 from ..compare.plan import PlannedRun
 from ..training.logger import clock
-from .display import print_now
+from .console import print_now
 
 MARKS = {"finished": "●", "diverged": "✗", "failed": "!", "running": "◐", "pending": "·"}
 LINE_SECONDS = 30.0

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .tables import NOTHING, natural_width, print_line
+from .console import NOTHING, natural_width, print_line
 
 Results = Mapping[str, Any]
 

@@ -24,7 +24,7 @@ def load_model(name: str) -> nn.Module:
     device(type='meta')
     """
     try:
-        if names_a_folder_or_id(name):
+        if name not in preset_names() and ("/" in name or Path(name).exists()):
             return build_diffusers_model(load_config(name), name)
         with torch.device("meta"):
             return preset(name)
@@ -33,10 +33,6 @@ def load_model(name: str) -> nn.Module:
         raise ImportError(
             f'{name!r} needs a package that could not be imported ({reason}): pip install "scalelong[train]"'
         ) from error
-
-
-def names_a_folder_or_id(name: str) -> bool:
-    return name not in preset_names() and ("/" in name or Path(name).exists())
 
 
 def load_config(name: str) -> dict[str, Any]:
@@ -55,42 +51,34 @@ def load_config(name: str) -> dict[str, Any]:
 
 
 def load_hub_config(repository: str) -> dict[str, Any] | None:
-    from huggingface_hub.utils import RepositoryNotFoundError
+    """The config in a repository on the Hub; once that could not be reached, only the cache is asked."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    files = HubFiles(repository)
+    failures: list[BaseException] = []
+
+    def find(file: str) -> Path | None:
+        try:
+            return Path(hf_hub_download(repository, file, local_files_only=bool(failures)))
+        except LocalEntryNotFoundError as error:
+            failures.append(error.__cause__ or error)
+        except EntryNotFoundError:
+            pass
+        return None
+
     try:
-        config = find_config(files.find)
+        config = find_config(find)
     except RepositoryNotFoundError as error:
         raise ValueError(
             f"there is no folder {repository!r}, and no model of that name on the Hugging Face Hub that you may read; "
             "check the name, or log in with `hf auth login`"
         ) from error
-    if config is None and files.failure is not None:
+    if config is None and failures:
         raise ConnectionError(
             f"there is no folder {repository!r}, no config of that name in the cache, and the Hugging Face Hub could "
-            f"not be asked: {files.failure}"
+            f"not be asked: {failures[0]}"
         )
     return config
-
-
-class HubFiles:
-    """Finds the files of a repository on the Hub; once that could not be reached, only those in the cache."""
-
-    def __init__(self, repository: str) -> None:
-        self.repository = repository
-        self.failure: BaseException | None = None
-
-    def find(self, file: str) -> Path | None:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.utils import EntryNotFoundError, LocalEntryNotFoundError
-
-        try:
-            return Path(hf_hub_download(self.repository, file, local_files_only=self.failure is not None))
-        except LocalEntryNotFoundError as error:
-            self.failure = self.failure or error.__cause__ or error
-        except EntryNotFoundError:
-            pass
-        return None
 
 
 def find_config(find: Callable[[str], Path | None]) -> dict[str, Any] | None:

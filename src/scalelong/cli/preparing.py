@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import fail
-from .training import Overrides, run_errors
+from .console import shown_progress, user_errors
+from .options import Overrides
 
 if TYPE_CHECKING:
     from ..data import Progress
     from ..data.prepare import Job, Prepared
     from ..utils.distributed import Rank
-
-PREPARE = """Compute the latents and text features of a recipe once, so that training only reads them.
-
-They are written in shards, each with a checksum, to data.prepared, which is prepared/<recipe>-<hash> unless the recipe
-says otherwise. The same command goes on after a kill, and makes anew what is damaged; neither can be seen in the files,
-nor can the number of processes. Images that cannot be read are skipped and named; more than 1 % of them stop it.
-
-\b
-Examples:
-  scalelong prepare flickr-tiny --processes 2
-  scalelong prepare coco-uvit-s2 --set data.source=./coco --out /scratch/coco
-  torchrun --nproc-per-node 8 -m scalelong prepare coco-uvit-s2"""
 
 # Enough to see what is wrong; the index has them all.
 NAMED = 20
@@ -39,21 +25,32 @@ Processes = Annotated[int, typer.Option(min=1, help="How many work on it; each c
 
 
 def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, processes: Processes = 1) -> None:
-    with run_errors():
+    """Compute the latents and text features of a recipe once.
+
+    Training then only reads them. They are written in shards, each with a checksum, to data.prepared, which is
+    prepared/<recipe>-<hash> unless the recipe says otherwise. The same command resumes after a kill, and makes anew
+    what is damaged; neither can be seen in the files, nor can the number of processes. Images that cannot be read are
+    skipped and named; more than 1 % of them stop it.
+
+    \b
+    Examples:
+      scalelong prepare flickr-tiny --processes 2
+      scalelong prepare coco-uvit-s2 --set data.source=./coco --out /scratch/coco
+      torchrun --nproc-per-node 8 -m scalelong prepare coco-uvit-s2
+    """
+    with user_errors():
         job, rank = plan_job(recipe, overrides or [], out)
         if processes > 1 and rank.world > 1:
             raise ValueError("a launcher has started several processes already: leave out --processes")
-    with job_errors():
+    with user_errors(), shown_progress() as show:
         from ..data.prepare import prepare as run_job
         from ..data.processes import prepare_together
-        from .progress import shown_progress
 
-        with shown_progress() as show:
-            progress: Progress = lambda done, total: show("rows", done, total)  # noqa: E731
-            if processes > 1:
-                prepared = prepare_together(job, processes, progress=progress)
-            else:
-                prepared = run_job(job, rank, progress=progress)
+        progress: Progress = lambda done, total: show("rows", done, total)  # noqa: E731
+        if processes > 1:
+            prepared = prepare_together(job, processes, progress=progress)
+        else:
+            prepared = run_job(job, rank, progress=progress)
     if prepared is not None:
         report(prepared, training_command(recipe, overrides or [], out))
 
@@ -69,19 +66,6 @@ def plan_job(recipe: str, overrides: list[str], out: Path | None) -> tuple[Job, 
     folder = out or prepared_folder(config.name, config.data, config.text, config.latents)
     classes = None if config.labels is None else config.labels.classes
     return Job(config.data, config.text, config.latents, folder, classes), Rank.here()
-
-
-@contextmanager
-def job_errors() -> Iterator[None]:
-    """For work that goes on where it was stopped: one line for what goes wrong, and for Ctrl-C."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        from .progress import stop
-
-        stop()
-    except (ValueError, ImportError, OSError) as error:
-        fail(str(error))
 
 
 def training_command(recipe: str, overrides: list[str], out: Path | None) -> str:

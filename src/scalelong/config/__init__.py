@@ -1,6 +1,6 @@
 """Recipes: YAML files that become a checked `Config`, and the network, process, data and conditions they describe."""
 
-from .build import RecipeSummary, build_model, build_process, recipe_summaries, summarise
+from .build import RecipeSummary, build_model, build_process, summarise
 from .load import RecipeError, load_recipe, parse_recipe, recipe_names, to_yaml
 from .schema import Config
 
@@ -13,7 +13,6 @@ __all__ = [
     "load_recipe",
     "parse_recipe",
     "recipe_names",
-    "recipe_summaries",
     "summarise",
     "to_yaml",
 ]

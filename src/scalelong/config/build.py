@@ -1,4 +1,4 @@
-"""From a recipe to its network and its diffusion process."""
+"""From a recipe to its network, its place in memory, its diffusion process and its conditioning."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..diffusion import DiffusionProcess, build_schedule
+from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..models import UViT
 from ..models.presets import build_text_unet, build_unet
 from ..skips import AbsorbedScalingWarning, scale_skips
-from .load import load_recipe, recipe_names
-from .schema import Config, DiffusionConfig, ScalingConfig, UNetConfig, UViTConfig
+from .schema import Config, DiffusionConfig, ScalingConfig, TrainingConfig, UNetConfig, UViTConfig
 
 
 def build_model(config: Config) -> nn.Module:
@@ -82,9 +82,47 @@ def scale(network: nn.Module, config: ScalingConfig) -> nn.Module:
     return scale_skips(network, config.method, where=config.where, **config.options)
 
 
+def lay_out(network: nn.Module, config: TrainingConfig, device: torch.device | str) -> nn.Module:
+    """The network on a device, in the memory layout of its recipe; the same object."""
+    device = torch.device(device)
+    layout = torch.channels_last if has_channels_last(config, device) else torch.preserve_format
+    return network.to(device, memory_format=layout)  # pyright: ignore[reportCallIssue]
+
+
+def has_channels_last(config: TrainingConfig, device: torch.device) -> bool:
+    """Whether a network trains with the channels of a pixel together: by itself on GPUs alone."""
+    return device.type == "cuda" if config.channels_last == "auto" else config.channels_last
+
+
 def build_process(config: DiffusionConfig) -> DiffusionProcess:
+    """The forward process and the target of the network."""
     schedule = build_schedule(config.schedule, time=config.time, num_steps=config.steps)
     return DiffusionProcess(schedule, config.prediction, min_snr_gamma=config.min_snr_gamma)
+
+
+def conditioning_of(config: Config, empty_text: Tensor | None = None) -> Conditioning:
+    """The conditioning of a recipe; one with text needs the features of the empty caption to drop its condition."""
+    names = ("y", "context") if isinstance(config.model, UViTConfig) else ("class_labels", "encoder_hidden_states")
+    labels, text = config.labels, config.text
+    return Conditioning(
+        names,
+        takes_labels=labels is not None,
+        takes_text=text is not None,
+        no_label=labels.classes if labels is not None and labels.drop > 0 else None,
+        empty_text=empty_text,
+        drop=max((block.drop for block in (labels, text) if block is not None), default=0.0),
+    )
+
+
+def spread_labels(config: Config, count: int, label: int | None = None) -> Condition:
+    """Labels for samples: all of one class, or class after class."""
+    if config.labels is None:
+        return NOTHING
+    classes = config.labels.classes
+    if label is not None and not 0 <= label < classes:
+        raise ValueError(f"there are the classes 0 to {classes - 1}, not {label}")
+    labels = torch.arange(count) % classes if label is None else torch.full((count,), label)
+    return Condition(labels=labels)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -112,8 +150,3 @@ def summarise(config: Config) -> RecipeSummary:
         warnings.simplefilter("ignore", AbsorbedScalingWarning)
         parameters = count_parameters(scale(network, config.scaling))
     return RecipeSummary(config.name, parameters, config.data.source, config.training.steps, config.description)
-
-
-def recipe_summaries() -> list[RecipeSummary]:
-    """The rows of all recipes that come with the package."""
-    return [summarise(load_recipe(name)) for name in recipe_names()]

@@ -11,14 +11,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from .schema import Config
-from .yaml_with_lines import KeyPath
+
+KeyPath = tuple[str | int, ...]
 
 SIMILAR = 0.6
 
 
 def config_errors(error: ValidationError, raw: Any, places: Mapping[KeyPath, str]) -> list[str]:
     """One line for each problem, in the order of the recipe's sections."""
-    return [_complaint(details, raw, places) for details in error.errors(include_url=False)]
+    return [_describe(details, raw, places) for details in error.errors(include_url=False)]
 
 
 def dotted(path: KeyPath) -> str:
@@ -30,27 +31,18 @@ def dotted(path: KeyPath) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
-def place_of(path: KeyPath, places: Mapping[KeyPath, str]) -> str:
-    """Where the key was set, or else the closest section around it."""
-    while path not in places:
-        path = path[:-1]
-    return places[path]
-
-
 def unknown_key(path: KeyPath, raw: Any) -> str:
-    """The problem with a key that does not exist: the closest one that does, or all that stand beside it."""
-    close = closest_keys(path, raw)
-    if close:
-        return f"unknown key; did you mean {' or '.join(repr(dotted(key)) for key in close)}?"
-    beside = [str(key[-1]) for key in known_keys(Config, raw) if key[:-1] == path[:-1]]
-    return f"unknown key; {dotted(path[:-1]) or 'a recipe'} has {', '.join(beside) or 'no keys'}"
-
-
-def closest_keys(path: KeyPath, raw: Any) -> list[KeyPath]:
-    """The known keys whose names are most similar; those of the same section come before others as good."""
-    scores = {key: similarity(str(path[-1]), str(key[-1])) for key in known_keys(Config, raw)}
-    best = {key: score + 0.15 * (key[:-1] == path[:-1]) for key, score in scores.items() if score >= SIMILAR}
-    return [key for key, score in best.items() if score == max(best.values())]
+    """The problem with a key that does not exist: the closest ones that do, or all that stand beside it."""
+    known = list(known_keys(Config, raw))
+    similar = {key: similarity(str(path[-1]), str(key[-1])) for key in known}
+    # Those of the same section come before others as good.
+    scores = {key: score + 0.15 * (key[:-1] == path[:-1]) for key, score in similar.items() if score >= SIMILAR}
+    if scores:
+        best = max(scores.values())
+        close = " or ".join(repr(dotted(key)) for key, score in scores.items() if score == best)
+        return f"unknown key; did you mean {close}?"
+    beside = ", ".join(str(key[-1]) for key in known if key[:-1] == path[:-1])
+    return f"unknown key; {dotted(path[:-1]) or 'a recipe'} has {beside or 'no keys'}"
 
 
 def similarity(name: str, other: str) -> float:
@@ -73,15 +65,19 @@ def known_keys(section: type[BaseModel], raw: Any, prefix: KeyPath = ()) -> Iter
 def _is_chosen(section: type[BaseModel], raw: Any) -> bool:
     """Whether a section is the one that its `kind`, if it has that key, asks for."""
     field = section.model_fields.get("kind")
-    wanted = raw.get("kind") if isinstance(raw, dict) else None
-    return field is None or wanted in get_args(field.annotation)
+    asked = raw.get("kind") if isinstance(raw, dict) else None
+    return field is None or asked in get_args(field.annotation)
 
 
-def _complaint(details: ErrorDetails, raw: Any, places: Mapping[KeyPath, str]) -> str:
-    path = tuple(_without_tag(details["loc"]))
-    extra, problem = _problem(details, path, raw)
-    path = (*path, *extra)
-    return f"{place_of(path, places)}: {dotted(path) or 'the recipe'}: {problem}"
+def _describe(details: ErrorDetails, raw: Any, places: Mapping[KeyPath, str]) -> str:
+    path: KeyPath = details["loc"]
+    if path[:1] == ("model",):  # pydantic names the chosen kind of model here, where a recipe has no key.
+        path = (path[0], *path[2:])
+    below, problem = _problem(details, path, raw)
+    path = place = (*path, *below)
+    while place not in places:  # Where the key was set, or else the closest section around it.
+        place = place[:-1]
+    return f"{places[place]}: {dotted(path) or 'the recipe'}: {problem}"
 
 
 def _problem(details: ErrorDetails, path: KeyPath, raw: Any) -> tuple[KeyPath, str]:
@@ -95,9 +91,9 @@ def _problem(details: ErrorDetails, path: KeyPath, raw: Any) -> tuple[KeyPath, s
         case "union_tag_not_found":
             return ("kind",), "is missing"
         case "union_tag_invalid":
-            return ("kind",), choice(context["tag"], context["expected_tags"])
+            return ("kind",), _not_allowed(context["tag"], context["expected_tags"])
         case "literal_error":
-            return (), choice(seen, context["expected"])
+            return (), _not_allowed(seen, context["expected"])
         case "model_type" | "model_attributes_type":
             return (), f"must be a section with keys of its own, got {seen!r}"
         case "conflict":
@@ -105,14 +101,9 @@ def _problem(details: ErrorDetails, path: KeyPath, raw: Any) -> tuple[KeyPath, s
     return (), f"{details['msg'].replace('Input should', 'must')}, got {seen!r}"
 
 
-def choice(seen: Any, expected: str) -> str:
+def _not_allowed(seen: Any, expected: str) -> str:
     """A value that is none of those allowed, with the closest of them."""
     allowed = re.findall(r"'[^']*'|\d+", expected)
     close = difflib.get_close_matches(repr(seen), allowed, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"must be one of {', '.join(allowed)}, got {seen!r}{hint}"
-
-
-def _without_tag(loc: KeyPath) -> KeyPath:
-    """pydantic names the chosen kind of model inside the path, where a recipe has no key."""
-    return (loc[0], *loc[2:]) if loc[:1] == ("model",) else loc

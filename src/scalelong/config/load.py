@@ -7,23 +7,56 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from ..skips import METHODS
-from .errors import config_errors, dotted, unknown_key
+from .errors import KeyPath, config_errors, dotted, unknown_key
 from .schema import Config, method_options
-from .yaml_with_lines import KeyPath, YamlError, read_yaml, write_yaml
 
 # Where each key was set: "recipes/digits.yaml:14" or "override 'optim.lr=1'"; () stands for the recipe itself.
 Places = dict[KeyPath, str]
 
+# The scalars of YAML 1.2: 1e-3 is a float, 010 and yes are text. Underscores may group the digits of whole numbers. Of
+# several patterns that match, the first decides.
+SCALARS = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", list("-+0123456789")),
+    ("float", r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", list("-+.0123456789")),
+)
+
 
 class RecipeError(ValueError):
     """A recipe that cannot be used: one line for each problem, each with its place."""
+
+
+class YamlError(ValueError):
+    """Not YAML, or YAML that says one thing twice; `line` is counted from 1."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+class Loader(yaml.SafeLoader):
+    """Reads the scalars of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes whatever a reader of either YAML, 1.1 or 1.2, would take for something other than text."""
+
+
+for _tag, _pattern, _first in SCALARS:
+    for _side in (Loader, Dumper):
+        _side.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -44,12 +77,18 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Conf
 def parse_recipe(text: str, overrides: Sequence[str] = (), *, file: str = "recipe") -> Config:
     """A recipe from its text; `file` is what errors call it.
 
-    An override of scaling.method leaves behind those of the file's options that the new method does not have.
+    An override of scaling.method drops those of the file's options that the new method does not have.
     """
-    raw, places = _read(text, file)
+    try:
+        raw, lines = yaml_with_lines(text)
+    except YamlError as error:
+        raise RecipeError(f"{file}:{error.line}: {error}") from error
+    if not isinstance(raw, dict):
+        raise RecipeError(f"{file}:1: a recipe is a list of 'key: value' lines, got {raw!r}")
+    places = {(): file, **{key: f"{file}:{line}" for key, line in lines.items()}}
     for override in overrides:
-        _apply(override, raw, places)
-    _drop_options_of_replaced_method(raw, places)
+        apply_override(override, raw, places)
+    drop_options_of_replaced_method(raw, places)
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
@@ -58,7 +97,7 @@ def parse_recipe(text: str, overrides: Sequence[str] = (), *, file: str = "recip
 
 def to_yaml(config: Config) -> str:
     """The resolved recipe, with every default written out; `parse_recipe` reads it back to an equal one."""
-    return write_yaml(config.model_dump(mode="json"))
+    return yaml.dump(config.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def recipe_names() -> list[str]:
@@ -97,17 +136,7 @@ def display(path: Path) -> str:
     return os.path.relpath(resolved) if resolved.is_relative_to(Path.cwd()) else str(path)
 
 
-def _read(text: str, file: str) -> tuple[dict[str, Any], Places]:
-    try:
-        raw, lines = read_yaml(text)
-    except YamlError as error:
-        raise RecipeError(f"{file}:{error.line}: {error}") from error
-    if not isinstance(raw, dict):
-        raise RecipeError(f"{file}:1: a recipe is a list of 'key: value' lines, got {raw!r}")
-    return raw, {(): file, **{key: f"{file}:{line}" for key, line in lines.items()}}
-
-
-def _apply(override: str, raw: dict[str, Any], places: Places) -> None:
+def apply_override(override: str, raw: dict[str, Any], places: Places) -> None:
     """Put the override's value in its place, and note that it came from there."""
     place = f"override {override!r}"
     name, equals, text = override.partition("=")
@@ -115,7 +144,7 @@ def _apply(override: str, raw: dict[str, Any], places: Places) -> None:
     if not equals or not all(key):
         raise RecipeError(f"{place}: write it as section.key=value, for instance optim.lr=1e-3")
     try:
-        value = read_yaml(text).value
+        value, _ = yaml_with_lines(text)
     except YamlError as error:
         raise RecipeError(f"{place}: {error}") from error
     section: Any = raw
@@ -131,15 +160,54 @@ def _apply(override: str, raw: dict[str, Any], places: Places) -> None:
     places[key] = place
 
 
-def _drop_options_of_replaced_method(raw: dict[str, Any], places: Places) -> None:
+def drop_options_of_replaced_method(raw: dict[str, Any], places: Places) -> None:
+    """Drop what the file sets for its own method, where an override names another one."""
+
+    def overridden(option: str) -> bool:
+        return places.get(("scaling", option), "").startswith("override ")
+
     scaling = raw.get("scaling")
-    if not isinstance(scaling, dict) or scaling.get("method") not in METHODS or not _overridden("method", places):
+    if not isinstance(scaling, dict) or scaling.get("method") not in METHODS or not overridden("method"):
         return
-    kept = {"method", "where", *method_options(scaling["method"])}
     options = {option for method in METHODS for option in method_options(method)}
-    for name in [name for name in scaling if name in options - kept and not _overridden(name, places)]:
-        del scaling[name]
+    for name in options - set(method_options(scaling["method"])):
+        if not overridden(name):
+            scaling.pop(name, None)
 
 
-def _overridden(option: str, places: Places) -> bool:
-    return places.get(("scaling", option), "").startswith("override ")
+def yaml_with_lines(text: str) -> tuple[Any, dict[KeyPath, int]]:
+    """A document, and the line on which each of its keys and items stands, counted from 1.
+
+    >>> yaml_with_lines("optim:\\n  lr: 1e-3\\n")
+    ({'optim': {'lr': 0.001}}, {('optim',): 1, ('optim', 'lr'): 2})
+    """
+    lines: dict[KeyPath, int] = {}
+    try:
+        loader = Loader(text)
+        node = loader.get_single_node()
+        return None if node is None else _construct(loader, node, (), lines), lines
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise YamlError(mark.line + 1 if mark else 1, error.problem or "is not YAML") from error
+    except yaml.reader.ReaderError as error:
+        raise YamlError(text.count("\n", 0, error.position) + 1, f"is not text: {error.reason}") from error
+
+
+def _construct(loader: Loader, node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            lines[(*path, number)] = item.start_mark.line + 1
+        return [_construct(loader, item, (*path, number), lines) for number, item in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        return loader.construct_object(node)
+    mapping = {}
+    for key_node, value in node.value:
+        line = key_node.start_mark.line + 1
+        key = loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+        if not isinstance(key, str):
+            raise YamlError(line, "a key must be text")
+        if key in mapping:
+            raise YamlError(line, f"{dotted((*path, key))} is already set on line {lines[(*path, key)]}")
+        lines[(*path, key)] = line
+        mapping[key] = _construct(loader, value, (*path, key), lines)
+    return mapping

@@ -1,15 +1,16 @@
 """The typed form of a recipe: every key, its type, its default and its limits.
 
-All classes are frozen, and an unknown key or a wrong type is an error; `recipes.py` gives it the file's line.
+All classes are frozen, and an unknown key or a wrong type is an error, which `load.py` gives the line of the file.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, Strict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..data import DataConfig
@@ -17,29 +18,29 @@ from ..data.config_encoders import LatentConfig, TextConfig
 from ..diffusion import Prediction, Time
 from ..diffusion.samplers import SAMPLERS
 from ..skips import METHODS
-from .model_schema import ModelConfig, UNetConfig, UViTConfig
-from .sections import Fraction, Pair, Positive, Section, Whole, require, shape
 
-__all__ = [
-    "Config",
-    "DiffusionConfig",
-    "EvaluationConfig",
-    "LabelConfig",
-    "ModelConfig",
-    "OptimConfig",
-    "SamplingConfig",
-    "ScalingConfig",
-    "TextCondition",
-    "TrainingConfig",
-    "UNetConfig",
-    "UViTConfig",
-    "Weights",
-    "method_options",
-]
-
+Whole = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+# YAML has lists only; the items stay strict.
+Pair = Annotated[tuple[Fraction, Fraction], Strict(False)]
+Wholes = Annotated[tuple[Whole, ...], Strict(False)]
 
 Weights = Literal["ema", "raw"]
 """The EMA weights, or those of the last step."""
+
+
+class Section(BaseModel):
+    """One block of a recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def require(condition: bool, key: str, message: str) -> None:
+    """A check that involves several keys; `key` is the one that the error names."""
+    if not condition:
+        raise PydanticCustomError("conflict", "{message}", {"message": message, "key": key})
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
@@ -78,6 +79,86 @@ class TextCondition(TextConfig):
     """How often the caption is replaced by an empty one, which classifier-free guidance needs."""
 
 
+class UViTConfig(Section):
+    """`kind: uvit`, a `scalelong.models.UViT`."""
+
+    kind: Literal["uvit"]
+    img_size: Whole
+    patch_size: Whole
+    in_chans: Whole = 3
+    embed_dim: Whole
+    depth: Annotated[int, Field(ge=2, multiple_of=2)]
+    """Blocks on both sides of the middle one; there are depth/2 long skips."""
+    num_heads: Whole
+    mlp_ratio: Positive = 4.0
+    qkv_bias: bool = False
+    init_std: Positive | None = None
+    """null = 0.02·sqrt(512/embed_dim): small UViTs keep the paper's block gain."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of what the network denoises."""
+        return self.in_chans, self.img_size, self.img_size
+
+    @property
+    def weight_std(self) -> float:
+        """The standard deviation of the linear layers' weights at the start."""
+        return 0.02 * math.sqrt(512 / self.embed_dim) if self.init_std is None else self.init_std
+
+    @model_validator(mode="after")
+    def _check(self) -> UViTConfig:
+        require(self.img_size % self.patch_size == 0, "patch_size", f"must divide img_size ({self.img_size})")
+        require(self.embed_dim % self.num_heads == 0, "num_heads", f"must divide embed_dim ({self.embed_dim})")
+        return self
+
+
+class UNetConfig(Section):
+    """`kind: unet`, diffusers' `UNet2DModel`."""
+
+    kind: Literal["unet"]
+    sample_size: Whole
+    in_channels: Whole = 3
+    block_out_channels: Annotated[Wholes, Field(min_length=1)]
+    """The width of each level, the finest first."""
+    depth: Whole
+    """Residual blocks per level (`layers_per_block`); there are levels·(depth + 1) long skips."""
+    attention: Wholes = ()
+    """The resolutions at which the network attends."""
+    attention_head_dim: Whole | None = None
+    """null = one head."""
+    norm_num_groups: Whole = 32
+    norm_eps: Positive = 1e-5
+    dropout: Fraction = 0.0
+    time_scale_shift: bool = False
+    """Whether the time scales and shifts after a norm, as in improved-diffusion, or is added before it."""
+    downsample_padding: Literal[0, 1] = 1
+    """0 = strided convolutions are padded at the right and bottom only, as in DDPM."""
+    flip_sin_to_cos: bool = True
+    freq_shift: NotNegative = 0
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of what the network denoises."""
+        return self.in_channels, self.sample_size, self.sample_size
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """The resolution of each level, the finest first."""
+        return tuple(self.sample_size >> level for level in range(len(self.block_out_channels)))
+
+    @model_validator(mode="after")
+    def _check(self) -> UNetConfig:
+        halvings = 2 ** (len(self.block_out_channels) - 1)
+        require(self.sample_size % halvings == 0, "sample_size", f"must be a multiple of {halvings} for so many levels")
+        for width in self.block_out_channels:
+            require(width % self.norm_num_groups == 0, "norm_num_groups", f"must divide every width, and not {width}")
+        sides = self.resolutions
+        for side in self.attention:
+            there_are = f"{side} is no resolution of this network; there are {', '.join(map(str, sides))}"
+            require(side in sides, "attention", there_are)
+        return self
+
+
 class DiffusionConfig(Section):
     """The forward process and what the network predicts."""
 
@@ -96,7 +177,7 @@ class OptimConfig(Section):
     lr: Positive
     betas: Pair = (0.9, 0.999)
     weight_decay: Annotated[float, Field(ge=0)] = 0.03
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: NotNegative = 0
     clip_norm: Positive | None = None
     """The largest norm of the gradient; null = never clipped."""
     ema_decay: Fraction = 0.9999
@@ -107,8 +188,9 @@ class TrainingConfig(Section):
 
     steps: Whole
     batch_size: Whole
-    """Images per step over all processes and all accumulated parts."""
+    """Images per step over all processes and all micro-batches."""
     grad_accumulation: Whole = 1
+    """Micro-batches per step."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto = bf16 where the device has it, else fp32."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -131,20 +213,20 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> TrainingConfig:
-        parts = self.grad_accumulation
+        parts, fsdp = self.grad_accumulation, self.parallel == "fsdp"
         require(self.batch_size % parts == 0, "batch_size", f"must be a multiple of grad_accumulation ({parts})")
         # Each process would scale its own shards' gradients and find other overflows than the rest.
-        sharded_fp16 = self.parallel == "fsdp" and self.precision == "fp16"
-        require(not sharded_fp16, "precision", "parallel: fsdp works with fp32 and bf16, not with fp16")
+        fp16 = self.precision == "fp16"
+        require(not (fsdp and fp16), "precision", "parallel: fsdp works with fp32 and bf16, not with fp16")
         # Seen with torch 2.13: the loss is the same, the norm of the gradients is not.
-        require(not (self.parallel == "fsdp" and self.compile), "compile", "parallel: fsdp works without compile only")
-        watched = self.monitor_every is not None
-        require(not (watched and self.compile), "monitor_every", "needs compile: false; compiled code calls no hooks")
+        require(not (fsdp and self.compile), "compile", "parallel: fsdp works without compile only")
+        monitored = self.monitor_every is not None
+        require(not (monitored and self.compile), "monitor_every", "needs compile: false; compiled code calls no hooks")
         return self
 
 
 class SamplingConfig(Section):
-    """How images are drawn from the trained network, for the grids and by `scalelong sample`."""
+    """How images are sampled from the trained network, for the grids and by `scalelong sample`."""
 
     sampler: Annotated[str, AfterValidator(one_of(SAMPLERS))] = "ddim"
     steps: Whole = 50
@@ -153,12 +235,12 @@ class SamplingConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """How good drawn images are while a run trains: what `scalelong evaluate` would find at these steps."""
+    """How good the samples are while a run trains: what `scalelong evaluate` would find at these steps."""
 
     every: Whole | None = None
     """Steps between evaluations; the last step is evaluated too. null = never."""
     images: Annotated[int, Field(ge=20)] = 1000
-    """Drawn as the `sampling:` block says, guidance included. Only equal numbers of images can be compared."""
+    """Sampled as the `sampling:` block says, guidance included. Only equal numbers of images can be compared."""
     network: str = "efficientnet-lite0"
     """The feature network, as for `scalelong evaluate --network`."""
     weights: Literal["ema", "raw", "both"] = "ema"
@@ -191,16 +273,14 @@ class ScalingConfig(Section):
     @property
     def options(self) -> dict[str, Any]:
         """The method's options that the recipe sets."""
-        values = {name: getattr(self, name) for name in method_options(self.method)}
-        return {name: value for name, value in values.items() if value is not None}
+        return self.model_dump(include=set(method_options(self.method)), exclude_none=True)
 
     @model_validator(mode="after")
     def _check(self) -> ScalingConfig:
         accepted = method_options(self.method)
-        foreign = [name for name in type(self).model_fields if name not in {"method", "where", *accepted}]
-        for name in foreign:
-            own = ", ".join(accepted) or "none"
-            require(getattr(self, name) is None, name, f"method {self.method!r} has no such option; its options: {own}")
+        problem = f"method {self.method!r} has no such option; its options: {', '.join(accepted) or 'none'}"
+        for name in type(self).model_fields:
+            require(name in {"method", "where", *accepted} or getattr(self, name) is None, name, problem)
         return self
 
 
@@ -214,7 +294,7 @@ class Config(Section):
     labels: LabelConfig | None = None
     text: TextCondition | None = None
     latents: LatentConfig | None = None
-    model: ModelConfig
+    model: Annotated[UViTConfig | UNetConfig, Field(discriminator="kind")]
     diffusion: DiffusionConfig = DiffusionConfig()
     optim: OptimConfig
     training: TrainingConfig
@@ -241,26 +321,14 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Config:
-        given, network = self.sample_shape, self.model.image_shape
         what = "data" if self.latents is None else "autoencoder"
-        require(given == network, "model", f"denoises C×H×W = {shape(network)}, but the {what} gives {shape(given)}")
-        for key, block, column in (
-            ("labels", self.labels, self.data.label_column),
-            ("text", self.text, self.data.caption_column),
-        ):
-            name = {"labels": "label_column", "text": "caption_column"}[key]
-            require(block is None or column is not None, key, f"needs data.{name}, the column it is in")
-        prepared = self.text is not None or self.latents is not None
-        require(
-            not (prepared and self.data.streaming),
-            "data",
-            "streaming: is for pixels and labels; prepared data needs none",
-        )
+        given, network = ("×".join(map(str, sizes)) for sizes in (self.sample_shape, self.model.image_shape))
+        require(given == network, "model", f"denoises C×H×W = {network}, but the {what} gives {given}")
+        for key, column in (("labels", "label_column"), ("text", "caption_column")):
+            missing = getattr(self, key) is not None and getattr(self.data, column) is None
+            require(not missing, key, f"needs data.{column}, the column it is in")
         # Also 0, which is none of the condition: without a drop the network never saw what stands for none.
         plain = self.sampling.guidance == 1.0
-        require(
-            self.can_guide or plain,
-            "sampling",
-            "guidance other than 1 needs labels.drop or text.drop above 0 in training",
-        )
+        needed = "guidance other than 1 needs labels.drop or text.drop above 0 in training"
+        require(self.can_guide or plain, "sampling", needed)
         return self

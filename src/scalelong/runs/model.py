@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..config.build import build_model
-from ..config.layout import lay_out
+from ..config.build import build_model, lay_out
 from ..config.schema import Config, Weights
 from ..utils.device import own_device
 from .checkpoint import Checkpoint

@@ -15,8 +15,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from ..config.build import build_process
-from ..config.conditioning import conditioning_of, spread_labels
+from ..config.build import build_process, conditioning_of, spread_labels
 from ..config.errors import config_errors
 from ..config.inputs import Inputs, open_inputs
 from ..config.load import RecipeError

@@ -14,10 +14,8 @@ from signal import SIGTERM
 import torch
 from torch import Tensor, nn
 
-from ..config.build import build_model, build_process
-from ..config.conditioning import conditioning_of
+from ..config.build import build_model, build_process, conditioning_of, has_channels_last
 from ..config.inputs import open_inputs
-from ..config.layout import has_channels_last
 from ..config.schema import Config
 from ..guard.nonfinite import StepDecision, TrainingDiverged, advice, check_finite
 from ..monitor import SkipMonitor

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import DistError
 
-from ..config.layout import lay_out
+from ..config.build import lay_out
 from ..config.schema import Config, TrainingConfig
 from ..runs.run_dir import RunError
 from ..utils.device import best_device, check_compiler, own_device, resolve_precision

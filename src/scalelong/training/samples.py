@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ..config.conditioning import conditioning_of, spread_labels
+from ..config.build import conditioning_of, spread_labels
 from ..config.inputs import Inputs
 from ..config.schema import Config
 from ..diffusion.guidance import Condition

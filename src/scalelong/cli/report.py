@@ -7,23 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import needs_extra, user_errors
+from .console import print_now, user_errors
 
 if TYPE_CHECKING:
     from ..report import Content
-
-REPORT = """Write one HTML page about runs and comparisons, to read, to print or to send.
-
-The page needs no network and no other file. It is made of the folders' files alone: nothing is computed again, and an
-unfinished or diverged run is shown as far as it got. It is written to report.html in the folder, or in the current
-one if several are named.
-
-\b
-Examples:
-  scalelong report runs/digits-comparison
-  scalelong report runs/digits-cs runs/digits-ls --out digits.html
-  scalelong report runs/digits-comparison --watch
-  scalelong report runs/digits-comparison --figures figures"""
 
 Sources = Annotated[list[Path], typer.Argument(metavar="RUN_OR_COMPARISON…", help="Folders of runs or comparisons.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="The page; else report.html.")]
@@ -34,7 +21,20 @@ Figures = Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw eve
 
 
 def report(sources: Sources, out: Out = None, watch: Watch = False, figures: Figures = None) -> None:
-    with needs_extra("report"):
+    """Write one HTML page about runs and comparisons.
+
+    The page needs no network and no other file. It is made of the folders' files alone: nothing is computed again, and
+    an unfinished or diverged run is shown as far as it got. It is written to report.html in the folder, or in the
+    current one if several are named.
+
+    \b
+    Examples:
+      scalelong report runs/digits-comparison
+      scalelong report runs/digits-cs runs/digits-ls --out digits.html
+      scalelong report runs/digits-comparison --watch
+      scalelong report runs/digits-comparison --figures figures
+    """
+    with user_errors("report"):
         import jinja2  # noqa: F401
         import PIL  # noqa: F401
         import yaml  # noqa: F401
@@ -63,7 +63,6 @@ def follow(sources: list[Path], path: Path) -> Content:
     """Keep the page up to date; ends with the runs, or at Ctrl-C with a page that stands still."""
     from ..report import write_page
     from ..report.watch import watch_content
-    from .display import print_now
 
     content, announced = None, False
     try:

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..skips import (
-    AbsorbedScalingWarning,
-    SkipScaling,
-    SkipSite,
-    find_skips,
-    scale_skips,
-    surviving_share,
-    unscale_skips,
-)
+from ..skips import AbsorbedScalingWarning, SkipSite, find_skips, scale_skips, surviving_share, unscale_skips
 from ..skips.absorb import mostly_absorbed, norm_width, normalise
 from ..skips.apply import make_scaling
 from ..skips.site import is_norm
@@ -80,59 +72,43 @@ def inspect_model(model: nn.Module, method: str, *, where: str = "input", **opti
     [('out_blocks.1', 1.0), ('out_blocks.0', 0.5)]
     """
     sites = find_skips(model)
+    parameters, added, constants = count_parameters(model), 0, torch.ones(len(sites))
     scaling = make_scaling(method, sites, options)
-    # Read before the scaling follows the model to its device: on the meta device coefficients have no values.
-    constants = torch.ones(len(sites)) if scaling is None else scaling.constants()
-    check_applicable(model, method if scaling is None else scaling, where)
+    if scaling is not None:
+        # Read before the scaling follows the model to its device: on the meta device coefficients have no values.
+        added, constants = count_parameters(scaling), scaling.constants()
+        options = {**defaults_of(type(scaling)), **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AbsorbedScalingWarning)
+        unscale_skips(scale_skips(model, method if scaling is None else scaling, where=where))
     coefficients = [None] * len(sites) if constants is None else constants.tolist()
     skips = [inspect_skip(model, site, kappa, where) for site, kappa in zip(sites, coefficients, strict=True)]
-    return Inspection(
-        model=type(model).__name__,
-        parameters=count_parameters(model),
-        num_skips=len(sites),
-        method=method,
-        options={} if scaling is None else resolve(type(scaling), options),
-        where=where,
-        added_parameters=0 if scaling is None else count_parameters(scaling),
-        sum_of_squares=None if constants is None else constants.square().sum().item(),
-        skips=skips,
-        warnings=find_cautions(skips),
-    )
+    total = None if constants is None else constants.square().sum().item()
+    cautions = [*absorption_cautions(skips), *eps_cautions(skips), *fp16_cautions(skips)]
+    name = type(model).__name__
+    return Inspection(name, parameters, len(sites), method, options, where, added, total, skips, cautions)
 
 
 def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def resolve(kind: type[SkipScaling], options: dict[str, Any]) -> dict[str, Any]:
-    """All options of a method, those that were not given by their defaults."""
-    parameters = list(inspect.signature(kind).parameters.values())[1:]
-    return {parameter.name: parameter.default for parameter in parameters} | options
-
-
-def check_applicable(model: nn.Module, method: str | SkipScaling, where: str) -> None:
-    """Raise what `scale_skips` raises."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AbsorbedScalingWarning)
-        unscale_skips(scale_skips(model, method, where=where))
+def defaults_of(method: type[nn.Module]) -> dict[str, Any]:
+    """The options of a method; the first parameter, the number of skips, is not one."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    return {parameter.name: parameter.default for parameter in parameters}
 
 
 def inspect_skip(model: nn.Module, site: SkipSite, coefficient: float | None, where: str) -> InspectedSkip:
     readers = [model.get_submodule(reader) for reader in site.readers]
-    normalised_first = where == "after-norm"
-    share = None
+    share, shrinkage = None, 0.0
+    if where == "input":
+        shrinkage = shrinkage_by_eps(readers, site, coefficient)
     if coefficient is not None and coefficient != 1:
-        share = 1.0 if normalised_first else surviving_share(model, site, coefficient)
+        share = surviving_share(model, site, coefficient) if where == "input" else 1.0
+    follows, entry = [describe(reader) for reader in readers], str(site.entry)
     return InspectedSkip(
-        index=site.index,
-        consumer=site.consumer,
-        entry=str(site.entry),
-        width=site.width,
-        follows=[describe(reader) for reader in readers],
-        absorbed=site.absorbed,
-        coefficient=coefficient,
-        share=share,
-        shrinkage=0.0 if normalised_first else shrinkage_by_eps(readers, site, coefficient),
+        site.index, site.consumer, entry, site.width, follows, site.absorbed, coefficient, share, shrinkage
     )
 
 
@@ -161,52 +137,46 @@ def shrinkage_by_eps(readers: Sequence[nn.Module], site: SkipSite, coefficient: 
     return 1 - with_eps / without
 
 
-def find_cautions(skips: Sequence[InspectedSkip]) -> list[Caution]:
-    found = (caution_about_absorption(skips), caution_about_eps(skips), caution_about_fp16(skips))
-    return [caution for caution in found if caution is not None]
-
-
-def caution_about_absorption(skips: Sequence[InspectedSkip]) -> Caution | None:
+def absorption_cautions(skips: Sequence[InspectedSkip]) -> Iterator[Caution]:
+    """A norm that cancels the constants."""
     shares = [skip.share for skip in skips if skip.absorbed and skip.share is not None]
     typical = mostly_absorbed(shares)
-    if typical is None:
-        return None
-    return Caution(
-        "absorbed",
-        f"{len(shares)} of {len(skips)} skips enter a norm that cancels a constant: in the median "
-        f"{percent(typical)} of the scaling survives it, the rest acts only through the shortcut beside the "
-        "norm. Use --where after-norm, or --method ls.",
-    )
+    if typical is not None:
+        message = (
+            f"{len(shares)} of {len(skips)} skips enter a norm that cancels a constant: in the median "
+            f"{percent(typical)} of the scaling survives it, the rest acts only through the shortcut beside the "
+            "norm. Use --where after-norm, or --method ls."
+        )
+        yield Caution("absorbed", message)
 
 
-def caution_about_eps(skips: Sequence[InspectedSkip]) -> Caution | None:
+def eps_cautions(skips: Sequence[InspectedSkip]) -> Iterator[Caution]:
+    """A skip so small that the norm's eps matters beside it."""
     felt = [skip for skip in skips if skip.shrinkage > NOTICEABLE]
-    if not felt:
-        return None
-    worst = max(felt, key=lambda skip: skip.shrinkage)
-    return Caution(
-        "eps",
-        f"the norm's eps takes over at {name_skips(felt)}: with κ_{worst.index} = {worst.coefficient:.2g} it makes the "
-        f"normalised skip {percent(worst.shrinkage)} smaller for features of unit variance, and more for smaller ones. "
-        "Use larger coefficients, or --where after-norm.",
-    )
+    if felt:
+        worst = max(felt, key=lambda skip: skip.shrinkage)
+        message = (
+            f"the norm's eps takes over at {name_skips(felt)}: with κ_{worst.index} = {worst.coefficient:.2g} it makes "
+            f"the normalised skip {percent(worst.shrinkage)} smaller for features of unit variance, and more for "
+            "smaller ones. Use larger coefficients, or --where after-norm."
+        )
+        yield Caution("eps", message)
 
 
-def caution_about_fp16(skips: Sequence[InspectedSkip]) -> Caution | None:
+def fp16_cautions(skips: Sequence[InspectedSkip]) -> Iterator[Caution]:
+    """A coefficient that fp16 cannot hold; 0 is exact."""
     limits = torch.finfo(torch.float16)
     sizes = {skip.index: abs(skip.coefficient) for skip in skips if skip.coefficient is not None}
-    # A coefficient of 0 is exact.
     small = [skip for skip in skips if 0 < sizes.get(skip.index, 0) < limits.smallest_normal]
-    if not small:
-        return None
-    worst = min(small, key=lambda skip: sizes[skip.index])
-    lost = limits.smallest_normal * limits.eps / 2 / sizes[worst.index]
-    return Caution(
-        "fp16",
-        f"fp16 underflows at {name_skips(small)}: κ_{worst.index} = {worst.coefficient:.2g} is below its smallest "
-        f"normal number {limits.smallest_normal:.2g}, so that the scaled skip loses digits and features below "
-        f"{lost:.1g} become 0. Use bf16, fp32 or larger coefficients.",
-    )
+    if small:
+        worst = min(small, key=lambda skip: sizes[skip.index])
+        lost = limits.smallest_normal * limits.eps / 2 / sizes[worst.index]
+        message = (
+            f"fp16 underflows at {name_skips(small)}: κ_{worst.index} = {worst.coefficient:.2g} is below its smallest "
+            f"normal number {limits.smallest_normal:.2g}, so that the scaled skip loses digits and features below "
+            f"{lost:.1g} become 0. Use bf16, fp32 or larger coefficients."
+        )
+        yield Caution("fp16", message)
 
 
 def name_skips(skips: Sequence[InspectedSkip]) -> str:

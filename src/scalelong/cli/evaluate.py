@@ -1,0 +1,149 @@
+"""The commands that say how good samples are: stats and evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from .console import is_first_process, make_table, print_line, print_table, shown_progress, user_errors
+from .options import Compile, Guidance, Overrides, RunFolder, Sampler, Seed, Steps, Which
+
+if TYPE_CHECKING:
+    from ..data import DataConfig
+    from ..evaluation import Evaluation
+
+DEFAULT_NETWORK = "efficientnet-lite0"
+
+Data = Annotated[str, typer.Argument(metavar="DATA|RECIPE", help="A recipe, or a source of images with --size.")]
+Network = Annotated[str, typer.Option(help="inception[:WEIGHTS], efficientnet-lite0, a file or a folder.")]
+Size = Annotated[int | None, typer.Option(min=1, help="Pixels of a side; for a source that is no recipe.")]
+Out = Annotated[Path, typer.Option(help="The folder of the file.")]
+Some = Annotated[int | None, typer.Option("--images", min=2, help="How many, spread evenly; all if not given.")]
+Images = Annotated[int, typer.Option("--images", min=20, help="How many samples.")]
+Weights = Annotated[Literal["ema", "raw", "both"], typer.Option(help="EMA weights, or those of the last step.")]
+Statistics = Annotated[Path | None, typer.Option("--reference", help="An .npz; else that of the run's own data.")]
+Compare = Annotated[Path | None, typer.Option(help="Another run, or its evaluation.json: the difference to it.")]
+
+
+def stats(
+    data: Data,
+    overrides: Overrides = None,
+    network: Network = DEFAULT_NETWORK,
+    size: Size = None,
+    images: Some = None,
+    out: Out = Path("statistics"),
+) -> None:
+    """Compute the statistics of a dataset's features once.
+
+    Evaluations compare with them. The file is an .npz with the arrays mu and sigma, which pytorch-fid reads; its name
+    has a hash of the images and of the network, and what is there is not computed again. DATA is a recipe, whose
+    training images are taken, or a source of images, with --size.
+
+    \b
+    Examples:
+      scalelong stats digits
+      scalelong stats cifar10-uvit-s2 --network inception
+      scalelong stats ./photos --size 64 --images 5000
+    """
+    with user_errors(), shown_progress() as show:
+        from ..evaluation import build_reference, load_features, load_reference
+        from ..utils.distributed import Rank
+
+        config, features = choose_data(data, overrides or [], size), load_features(network)
+        path = build_reference(config, features, images=images, folder=out, rank=Rank.here(), report=show)
+    if path is not None and is_first_process():
+        found = load_reference(path).statistics
+        typer.echo(f"{found.count} images, {found.width} features of {network}: {path}")
+
+
+def choose_data(name: str, overrides: list[str], size: int | None) -> DataConfig:
+    """A recipe's data, or a source by itself if a size is given."""
+    from ..config import load_recipe
+    from ..data import DataConfig
+
+    if size is None:
+        return load_recipe(name, overrides).data
+    if overrides:
+        raise ValueError("--set changes a recipe, and --size is for a source without one: leave one of them out")
+    # The validation image is one of the others: statistics are of all.
+    return DataConfig(source=name, image_size=size, validation_split="train", validation_count=1)
+
+
+def evaluate(
+    run: RunFolder,
+    images: Images = 10_000,
+    weights: Weights = "ema",
+    network: Network = DEFAULT_NETWORK,
+    reference: Statistics = None,
+    steps: Steps = None,
+    sampler: Sampler = None,
+    guidance: Guidance = None,
+    seed: Seed = 0,
+    checkpoint: Which = "last",
+    compare: Compare = None,
+    compile: Compile = False,
+) -> None:
+    """Compare samples of a run with the images it was trained on.
+
+    Prints the Fréchet distance, KID, precision and recall, each with a 95 % interval, and writes them to the run's
+    evaluation.json as well. The features of finished blocks are kept in the run's folder: the same command resumes
+    after a kill, and more images only add to them. The distance is called FID for the original Inception only;
+    figures of other networks, resizes, numbers of images or samplers are not compared.
+
+    \b
+    Examples:
+      scalelong evaluate runs/digits-cs --images 2000
+      scalelong evaluate runs/cifar10-uvit-s2-cs --network inception --images 50000 --weights both --compile
+      scalelong evaluate runs/mine --reference fid_stats_cifar10_train.npz --network inception:pt_inception.pth
+      torchrun --nproc-per-node 8 -m scalelong evaluate runs/mine
+    """
+    with user_errors(), shown_progress() as show:
+        from ..evaluation import Plan, evaluate_run, read_evaluations
+        from ..utils.distributed import Rank
+
+        given = {"steps": steps, "sampler": sampler, "guidance": guidance}
+        plan = Plan(
+            images,
+            ("ema", "raw") if weights == "both" else (weights,),
+            network,
+            reference,
+            seed,
+            {key: value for key, value in given.items() if value is not None},
+            compile,
+            checkpoint,
+        )
+        # Read before the figures are written: they may go to the same file.
+        others = [] if compare is None else read_evaluations(compare)
+        if compare is not None and not others:
+            raise ValueError(f"{compare} holds no evaluations to compare with: scalelong evaluate writes them")
+        found = evaluate_run(run, plan, rank=Rank.here(), report=show, others=others)
+    if found:
+        print_evaluations(found, run)
+    for one in found if others else []:
+        print_comparison(one, others)
+
+
+def print_evaluations(found: list[Evaluation], run: Path) -> None:
+    """One line per weights; a figure and its interval in each column."""
+    table = make_table("step", "weights", *found[0].figures)
+    for one in found:
+        table.add_row(str(one.step), one.weights, *map(str, one.figures.values()))
+    print_table(table)
+    facts = found[0].facts
+    captions = "" if facts["captions"] is None else f" of {facts['captions']} captions"
+    print_line(
+        f"{facts['images']} images{captions}, {facts['sampler']}, against {facts['reference_images']} images; network "
+        f"{facts['network']} ({facts['weights']}), resize {facts['resize']}; 95 % intervals. Written: "
+        f"{run / 'evaluation.json'}"
+    )
+
+
+def print_comparison(one: Evaluation, others: list[Evaluation]) -> None:
+    from ..evaluation import compare
+    from ..evaluation.results import counterpart
+
+    other = counterpart(one.facts, one.weights, others)
+    parts = (f"{name} {value:+.4g}" for name, value in compare(other, one).items())
+    print_line(f"{one.weights} compared with step {other.step}, {other.weights}: {', '.join(parts)}")
