@@ -7,7 +7,7 @@
     python benchmarks/train.py --models unet-36m --with channels_last         # the plain loop stays as it is
     python benchmarks/train.py --models none --memory-steps 500
 
-Each round runs, in random order, a step of `Trainer.train_step` (batches, noise, guard, clipping, fused AdamW, averaged
+Each round runs, in random order, `Trainer.train_step` (batches, noise, finiteness check, clipping, fused AdamW, EMA
 weights) and one of the loop that most people write: the same network, batch size and clipping, a DataLoader over images
 in memory, float32, AdamW without fused or foreach kernels, and an average that goes parameter by parameter. The trainer
 runs in the precision that it chooses by itself (bf16 where the processor has it), or in that of `--precision`, and with
@@ -46,6 +46,7 @@ from workload import CASES, Case, plain_loop, recipe
 from scalelong.runs import Run
 from scalelong.runs.resume import ResumePoint
 from scalelong.training import Display, Trainer, train
+from scalelong.training.parallel import Parallel
 from scalelong.utils.device import best_device, resolve_precision
 from scalelong.utils.process import keep_freed_memory
 
@@ -148,7 +149,7 @@ def measure(name: str, options: argparse.Namespace) -> Result:
     case = replace(case, batch=options.batch or case.batch, rounds=options.rounds or case.rounds)
     with tempfile.TemporaryDirectory() as folder:
         config = recipe(case, precision=options.precision, **dict.fromkeys(switches, True))
-        trainer = Trainer(config, Run(Path(folder)), ResumePoint())
+        trainer = Trainer(config, Run(Path(folder)), ResumePoint(), Parallel.open(config.training))
         operations = count_operations(plain_loop(trainer.config))
         # Both must do the same work, or the ratio means nothing; inside compiled code it cannot be counted.
         if "compile" not in switches:
@@ -157,7 +158,7 @@ def measure(name: str, options: argparse.Namespace) -> Result:
         with Peer(workload, name, case.batch, options.threads, clock=options.clock) as plain:
             times = run_rounds(name, trainer, plain, case.rounds, CLOCKS[options.clock])
     parameters = sum(parameter.numel() for parameter in trainer.parameters)
-    precision = trainer.precision
+    precision = trainer.parallel.precision
     return summarise(name, case, precision, parameters, operations, times)
 
 

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -82,7 +83,7 @@ COMMANDS = {
 }
 
 
-def walk(arguments: tuple[str, ...], place: Path) -> list[str]:
+def follow(arguments: tuple[str, ...], place: Path) -> list[str]:
     """The files that a command opens, those of its first process first."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "sitecustomize.py").write_text(RECORDER)
@@ -96,8 +97,40 @@ def walk(arguments: tuple[str, ...], place: Path) -> list[str]:
         return list(dict.fromkeys(name for record in records for name in json.loads(record.read_text())))
 
 
+@dataclass(frozen=True)
+class Walk:
+    """The files that a command opens, in order."""
+
+    files: list[str]
+
+    @property
+    def packages(self) -> int:
+        return len({package(file) for file in self.files})
+
+    @property
+    def changes(self) -> int:
+        """How often the next file lies in another package."""
+        return sum(package(before) != package(after) for before, after in pairwise(self.files))
+
+    def as_text(self) -> str:
+        """The files by package, one line for each stay in it."""
+        stays = groupby(self.files, package)
+        return "\n".join(f"- `{name}`: {', '.join(Path(file).stem for file in files)}" for name, files in stays)
+
+
 def package(name: str) -> str:
     return name.rpartition("/")[0] or "."
+
+
+def follow_all(wanted: str | None = None) -> dict[str, Walk]:
+    """Every command's walk, or that of one; each works on what those before it have made."""
+    walks = {}
+    with tempfile.TemporaryDirectory() as place:
+        for name, arguments in COMMANDS.items():
+            walks[name] = Walk(follow(arguments, Path(place)))
+            if name == wanted:
+                return {name: walks[name]}
+    return walks
 
 
 def main() -> None:
@@ -106,17 +139,10 @@ def main() -> None:
     parser.add_argument("--files", action="store_true", help="list the files in order")
     options = parser.parse_args()
     print(f"{'command':10} {'files':>5} {'packages':>8} {'changes':>7}   of {len(list(SOURCE.rglob('*.py')))} files")
-    with tempfile.TemporaryDirectory() as place:
-        for name, arguments in COMMANDS.items():
-            files = walk(arguments, Path(place))
-            if options.command not in (None, name):
-                continue
-            steps = [package(file) for file in files]
-            changes = sum(before != after for before, after in pairwise(steps))
-            print(f"{name:10} {len(files):5} {len(set(steps)):8} {changes:7}")
-            if options.files:
-                for folder, group in groupby(files, package):
-                    print(f"    {folder}: {', '.join(Path(file).stem for file in group)}")
+    for name, found in follow_all(options.command).items():
+        print(f"{name:10} {len(found.files):5} {found.packages:8} {found.changes:7}")
+        if options.files:
+            print(found.as_text())
 
 
 if __name__ == "__main__":
