@@ -15,8 +15,7 @@ import torch
 from exact_scores import MEAN, build, gaussian_predictor, seeded_noise
 
 from scalelong.diffusion import DiffusionProcess, sample
-from scalelong.diffusion.sde import EulerFlow, EulerMaruyama, draw_noise, score
-from scalelong.diffusion.solvers import solver_indices
+from scalelong.diffusion.solvers import EulerFlow, EulerMaruyama, draw_noise, score, solver_indices
 
 WEAK_ORDERS = {"ddpm": 1, "euler-maruyama": 1, "dpm-solver++-sde": 2}
 STEPS = (20, 40, 80, 160)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .process import DiffusionProcess
-from .sde import draw_noise
-from .solvers import SAMPLERS, build_solver, solver_indices
+from .solvers import SAMPLERS, build_solver, draw_noise, solver_indices
 
 __all__ = ["SAMPLERS", "Predictor", "Progress", "noise_predictor", "sample", "solver_indices", "to_uint8"]
 
