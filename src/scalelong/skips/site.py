@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -109,8 +111,11 @@ def is_norm(module: nn.Module) -> bool:
     return any(re.search(r"norm(\d+d?)?$|^adagn$", name) for name in names)
 
 
+def runs_as(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether the module is one of these kinds with its forward unchanged (a weight-normalised subclass is not)."""
+    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
+
+
 def number_from_innermost(sites: list[dict[str, Any]]) -> list[SkipSite]:
     """Give the sites of one forward pass, in joining order, the paper's index; returned outermost first."""
-    count = len(sites)
-    numbered = [SkipSite(index=count - order, **site) for order, site in enumerate(sites)]
-    return numbered[::-1]
+    return [SkipSite(index=index, **fields) for index, fields in enumerate(reversed(sites), start=1)]

@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from .discover import Join, call_of, long_skips, way_between
-from .fuse import LINEAR, runs_as
 from .record import Call, Record, record_forward
-from .site import Argument, Channels, SkipSite, is_norm, number_from_innermost
+from .site import LINEAR, Argument, Channels, SkipSite, is_norm, number_from_innermost, runs_as
 
 COPIES = ("clone", "_to_copy", "mul", "div")
 CROPS = (*COPIES, "slice", "alias")
