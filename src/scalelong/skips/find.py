@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from .families import FAMILIES, Fields, Rule
 from .hooks import hooks_detached, in_data_parallel
-from .site import Argument, Channels, SkipSite, is_norm, number_from_innermost
+from .site import Argument, Channels, SkipSite, as_argument, is_norm, number_from_innermost
 from .trace import trace_skips
 
 logger = logging.getLogger(__name__)
@@ -160,16 +159,9 @@ def same_place(network: nn.Module, site: SkipSite, other: SkipSite) -> bool:
     if isinstance(a, Channels) and isinstance(b, Channels):
         return a.start < b.stop and b.start < a.stop
     if isinstance(a, Argument) and isinstance(b, Argument):
-        return position(consumer, a) == position(consumer, b) and a.item == b.item
+        keys = (str(entry.name) if entry.position is None else entry.position for entry in (a, b))
+        return a.item == b.item and len({as_argument(consumer, key) for key in keys}) == 1
     return False
-
-
-def position(consumer: nn.Module, entry: Argument) -> int | str | None:
-    """The argument's place in the forward's signature, however it was given."""
-    names = list(inspect.signature(consumer.forward).parameters)
-    if entry.position is None and entry.name in names:
-        return names.index(entry.name)
-    return entry.name if entry.position is None else entry.position
 
 
 def refuse_wrapped(model: nn.Module) -> None:

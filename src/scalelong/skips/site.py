@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,6 +104,15 @@ class SkipSite:
             return self
         readers = tuple(f"{prefix}.{reader}" for reader in self.readers)
         return replace(self, consumer=f"{prefix}.{self.consumer}", readers=readers)
+
+
+def as_argument(module: nn.Module, key: int | str, item: int | None = None) -> Argument:
+    """The argument of the module's forward with both its position and its name, where it has them."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if isinstance(key, int):
+        return Argument(position=key, name=names[key] if key < len(names) else None, item=item)
+    return Argument(position=names.index(key) if key in names else None, name=key, item=item)
 
 
 def is_norm(module: nn.Module) -> bool:
