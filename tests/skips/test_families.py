@@ -104,17 +104,6 @@ def test_every_parameter_of_a_learned_method_gets_a_gradient(family: Family) -> 
             assert parameter.grad is not None and parameter.grad.abs().sum() > 0, (method, name)
 
 
-# The column "fuses" of docs/models.md: "yes" as it is, "after the norm", else not at all.
-FOLDS = ("uvit", "diffusers-unet1d", "diffusers-stable-cascade", "lucidrains-", "monai-basic-unet", "smp-unet")
-FOLDS_AFTER_THE_NORM = ("diffusers-", "monai-diffusion", "improved-", "guided-", "latent-")
-CONDITIONAL_NORM = ("diffusers-kandinsky3", "diffusers-k-blocks")
-READ_BY_NO_MODULE = ("theory-unet", "edm2", "smp-unet-attention")
-
-
-def folds(family: Family) -> bool:
-    return family.name.startswith(FOLDS) and not family.name.startswith(READ_BY_NO_MODULE)
-
-
 @every_family
 @ignore_absorption
 def test_fusing_keeps_the_function_or_says_why_it_cannot(family: Family) -> None:
@@ -122,7 +111,7 @@ def test_fusing_keeps_the_function_or_says_why_it_cannot(family: Family) -> None
     names = list(model.state_dict())
     scale_skips(model, "cs", kappa=0.8)
     scaled = family.run(model, inputs)
-    if folds(family):
+    if family.fuses and not family.absorbed:
         fuse_skips(model)
         assert list(model.state_dict()) == names
         torch.testing.assert_close(family.run(model, inputs), scaled, rtol=1e-4, atol=1e-5)
@@ -138,7 +127,7 @@ def test_scaling_after_a_norm_folds_into_its_scale_and_shift_unless_it_is_condit
     names = list(model.state_dict())
     scale_skips(model, "cs", kappa=0.8, where="after-norm")
     scaled = family.run(model, inputs)
-    if family.name.startswith(FOLDS_AFTER_THE_NORM) and family.name not in CONDITIONAL_NORM:
+    if family.fuses:
         torch.testing.assert_close(family.run(fuse_skips(model), inputs), scaled, rtol=1e-4, atol=1e-5)
         assert list(model.state_dict()) == names
     else:
@@ -150,7 +139,7 @@ def test_scaling_after_a_norm_folds_into_its_scale_and_shift_unless_it_is_condit
 def test_preserving_keeps_the_function_at_the_start_and_is_undone_exactly(family: Family) -> None:
     model, inputs = family.tiny()
     before = family.run(model, inputs)
-    if not folds(family):
+    if family.absorbed or not family.fuses:
         with pytest.raises(ValueError, match="cannot be folded"):
             scale_skips(model, "cs", kappa=0.7, preserve=True)
         assert torch.equal(family.run(model, inputs), before)
@@ -165,7 +154,7 @@ def test_preserving_keeps_the_function_at_the_start_and_is_undone_exactly(family
 def test_scaling_after_the_norm_acts_and_can_be_undone(family: Family) -> None:
     model, inputs = family.tiny()
     before = family.run(model, inputs)
-    if family.name.startswith(READ_BY_NO_MODULE):
+    if not family.absorbed and not family.fuses:  # no module reads the skip
         with pytest.raises(ValueError, match="after-norm"):
             scale_skips(model, "uniform", value=0.5, where="after-norm")
         return
