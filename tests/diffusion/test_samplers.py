@@ -33,8 +33,8 @@ samplers = pytest.mark.parametrize("sampler", SAMPLERS)
 
 
 @lru_cache
-def draw_pixels(name: str, sampler: str) -> Tensor:
-    """Independent draws. Shape: (9216, 2)."""
+def sample_pixels(name: str, sampler: str) -> Tensor:
+    """Independent samples. Shape: (9216, 2)."""
     data = DATA[name]
     process = build(("linear", "continuous"), "x0")
     images = sample(
@@ -52,22 +52,22 @@ def draw_pixels(name: str, sampler: str) -> Tensor:
 @samplers
 @pytest.mark.parametrize("name", DATA)
 def test_the_exact_score_gives_the_mean_and_covariance_of_the_data(name: str, sampler: str) -> None:
-    data, drawn = DATA[name], draw_pixels(name, sampler)
-    centred = drawn - data.mean
+    data, sampled = DATA[name], sample_pixels(name, sampler)
+    centred = sampled - data.mean
     products = centred[:, :, None] * centred[:, None, :]
     # Four standard errors of each estimate.
-    mean_error, covariance_error = (4 * values.std(0) / len(drawn) ** 0.5 for values in (drawn, products))
-    assert ((drawn.mean(0) - data.mean).abs() < mean_error).all()
+    mean_error, covariance_error = (4 * values.std(0) / len(sampled) ** 0.5 for values in (sampled, products))
+    assert ((sampled.mean(0) - data.mean).abs() < mean_error).all()
     assert ((products.mean(0) - data.covariance).abs() < covariance_error).all()
 
 
 @samplers
 def test_the_exact_score_of_a_mixture_gives_every_part_its_weight(sampler: str) -> None:
-    drawn = draw_pixels("mixture", sampler)
-    nearest = torch.cdist(drawn, THREE.means).argmin(1)
-    shares = torch.bincount(nearest, minlength=3) / len(drawn)
+    sampled = sample_pixels("mixture", sampler)
+    nearest = torch.cdist(sampled, THREE.means).argmin(1)
+    shares = torch.bincount(nearest, minlength=3) / len(sampled)
     # Four standard errors of a count; the parts lie eight deviations apart.
-    assert ((shares - THREE.weights).abs() < 4 * (THREE.weights * (1 - THREE.weights) / len(drawn)).sqrt()).all()
+    assert ((shares - THREE.weights).abs() < 4 * (THREE.weights * (1 - THREE.weights) / len(sampled)).sqrt()).all()
 
 
 def flow_to_data(process: DiffusionProcess, noise: Tensor, std: float) -> Tensor:
@@ -85,11 +85,11 @@ def flow_to_data(process: DiffusionProcess, noise: Tensor, std: float) -> Tensor
 @pytest.mark.parametrize(("sampler", "order"), ORDERS.items())
 def test_twice_the_steps_divide_the_error_by_two_to_the_solver_s_order(sampler: str, order: int, time: str) -> None:
     process, noise, std = build(("linear", time)), seeded_noise(range(4), 1, 8, 8), 0.5
-    draw = partial(
+    generate = partial(
         sample, gaussian_predictor(process, std), process, noise, seeds=range(4), sampler=sampler, clip=False
     )
     exact = flow_to_data(process, noise, std)
-    errors = [(draw(steps=steps) - exact).abs().mean().item() for steps in (10, 20, 40, 80)]
+    errors = [(generate(steps=steps) - exact).abs().mean().item() for steps in (10, 20, 40, 80)]
     assert all(coarse / fine > 0.95 * 2**order for coarse, fine in itertools.pairwise(errors)), errors
     if order == 1:
         assert errors[-2] / errors[-1] < 2.1
@@ -97,8 +97,8 @@ def test_twice_the_steps_divide_the_error_by_two_to_the_solver_s_order(sampler: 
 
 def test_at_fifty_steps_a_second_order_solver_is_ten_times_as_exact_as_a_first_order_one() -> None:
     process, noise = build(("linear", "continuous")), seeded_noise(range(4), 1, 8, 8)
-    draw = partial(sample, gaussian_predictor(process, 0.5), process, noise, seeds=range(4), steps=50, clip=False)
+    generate = partial(sample, gaussian_predictor(process, 0.5), process, noise, seeds=range(4), steps=50, clip=False)
     exact = flow_to_data(process, noise, 0.5)
-    errors = {sampler: (draw(sampler=sampler) - exact).abs().mean().item() for sampler in ORDERS}
+    errors = {sampler: (generate(sampler=sampler) - exact).abs().mean().item() for sampler in ORDERS}
     first = min(error for sampler, error in errors.items() if ORDERS[sampler] == 1)
     assert all(errors[sampler] < first / 10 for sampler, order in ORDERS.items() if order == 2), errors

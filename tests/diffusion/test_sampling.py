@@ -95,8 +95,8 @@ def test_at_the_same_times_sampling_is_the_plain_loop_of_diffusers(
     scheduler.set_timesteps(30)
     generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
     noise = torch.stack([torch.randn(3, 8, 8, generator=generator) for generator in generators])
-    drawn = generators if sampler in ("ddpm", "dpm-solver++-sde") else None
-    expected = plain_loop(scheduler, gaussian_predictor(process), noise, drawn)
+    sampled = generators if sampler in ("ddpm", "dpm-solver++-sde") else None
+    expected = plain_loop(scheduler, gaussian_predictor(process), noise, sampled)
     times = sorted({int(t) for t in scheduler.timesteps}, reverse=True)
     monkeypatch.setattr("scalelong.diffusion.solvers.solver_indices", lambda process, steps: times)
     images = sample(gaussian_predictor(process), process, (3, 8, 8), seeds=range(3), sampler=sampler, clip=False)
@@ -120,25 +120,25 @@ def test_ddim_is_that_of_diffusers_where_its_strides_are_even() -> None:
 @pytest.mark.parametrize("kind", [("linear", "discrete"), ("cosine", "continuous")], ids="-".join)
 def test_an_image_is_the_same_whatever_the_batch(kind, sampler: str) -> None:
     process = build(kind)
-    draw = partial(sample, gaussian_predictor(process), process, (3, 5, 5), steps=10, sampler=sampler)
+    generate = partial(sample, gaussian_predictor(process), process, (3, 5, 5), steps=10, sampler=sampler)
     seeds = [11, 7, 3, 8, 42]
-    together = draw(seeds=seeds)
-    assert torch.equal(together, torch.cat([draw(seeds=[seed]) for seed in seeds]))
-    assert torch.equal(together, torch.cat([draw(seeds=seeds[:2]), draw(seeds=seeds[2:])]))
-    assert torch.equal(together.flip(0), draw(seeds=seeds[::-1]))
+    together = generate(seeds=seeds)
+    assert torch.equal(together, torch.cat([generate(seeds=[seed]) for seed in seeds]))
+    assert torch.equal(together, torch.cat([generate(seeds=seeds[:2]), generate(seeds=seeds[2:])]))
+    assert torch.equal(together.flip(0), generate(seeds=seeds[::-1]))
     assert len({image.sum().item() for image in together}) == len(seeds)
 
 
 @samplers
 def test_neither_the_global_generator_nor_given_noise_changes_an_image(sampler: str) -> None:
     process, seeds = build(), range(3)
-    draw = partial(sample, gaussian_predictor(process), process, seeds=seeds, steps=10, sampler=sampler)
-    drawn = draw((1, 8, 8))
+    generate = partial(sample, gaussian_predictor(process), process, seeds=seeds, steps=10, sampler=sampler)
+    sampled = generate((1, 8, 8))
     torch.manual_seed(99)
     before = torch.get_rng_state()
-    assert torch.equal(draw(seeded_noise(seeds, 1, 8, 8)), drawn)
+    assert torch.equal(generate(seeded_noise(seeds, 1, 8, 8)), sampled)
     assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.equal(draw(torch.zeros(3, 1, 8, 8)), drawn)
+    assert not torch.equal(generate(torch.zeros(3, 1, 8, 8)), sampled)
 
 
 # The solver's times
@@ -182,21 +182,21 @@ def test_the_network_is_fed_the_times_that_it_was_trained_on(time: str, expected
 @samplers
 def test_clipping_keeps_every_estimate_and_the_image_within_the_range_of_the_data(sampler: str) -> None:
     process = build(prediction="x0")
-    draw = partial(sample, process=process, start=(1, 4, 4), seeds=[0], sampler=sampler)
-    clipped = draw(lambda x, t: 3 * x)
+    generate = partial(sample, process=process, start=(1, 4, 4), seeds=[0], sampler=sampler)
+    clipped = generate(lambda x, t: 3 * x)
     assert clipped.abs().max() <= 1
-    assert torch.equal(clipped, draw(lambda x, t: (3 * x).clamp(-1, 1)))
-    assert draw(lambda x, t: torch.full_like(x, 3.0), clip=False).min() > 2.9
+    assert torch.equal(clipped, generate(lambda x, t: (3 * x).clamp(-1, 1)))
+    assert generate(lambda x, t: torch.full_like(x, 3.0), clip=False).min() > 2.9
 
 
 @samplers
 def test_a_network_in_half_precision_is_sampled_in_single_precision(sampler: str) -> None:
     process = build()
     exact = gaussian_predictor(process)
-    draw = partial(sample, process=process, start=(1, 8, 8), seeds=[0], sampler=sampler)
-    images = draw(lambda x, t: exact(x, t).bfloat16())
+    generate = partial(sample, process=process, start=(1, 8, 8), seeds=[0], sampler=sampler)
+    images = generate(lambda x, t: exact(x, t).bfloat16())
     assert images.dtype == torch.float32
-    torch.testing.assert_close(images, draw(exact), atol=0.02, rtol=0)  # bfloat16 rounds ε by up to 0.008
+    torch.testing.assert_close(images, generate(exact), atol=0.02, rtol=0)  # bfloat16 rounds ε by up to 0.008
 
 
 def test_progress_counts_every_step() -> None:

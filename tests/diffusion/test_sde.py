@@ -15,7 +15,7 @@ import torch
 from exact_scores import MEAN, build, gaussian_predictor, seeded_noise
 
 from scalelong.diffusion import DiffusionProcess, sample
-from scalelong.diffusion.solvers import EulerFlow, EulerMaruyama, draw_noise, score, solver_indices
+from scalelong.diffusion.solvers import EulerFlow, EulerMaruyama, sample_noise, score, solver_indices
 
 WEAK_ORDERS = {"ddpm": 1, "euler-maruyama": 1, "dpm-solver++-sde": 2}
 STEPS = (20, 40, 80, 160)
@@ -111,7 +111,7 @@ def test_without_its_noise_and_half_the_score_the_sde_is_the_flow() -> None:
     indices, x, x0 = [500, 400, 0], torch.randn(1, 1, 2, 2), torch.randn(1, 1, 2, 2)
     sde, flow = EulerMaruyama(process, indices), EulerFlow(process, indices)
     length = sde.tau[0] - sde.tau[1]
-    noise = draw_noise((1, 2, 2), [torch.Generator().manual_seed(0)])
+    noise = sample_noise((1, 2, 2), [torch.Generator().manual_seed(0)])
     drift = sde.step(x0, x, generators) - math.sqrt(length) * noise - x
     half_score = score(x0, x, sde.tau[0]) * length / 2
     torch.testing.assert_close(flow.step(x0, x, generators) - x, drift - half_score)

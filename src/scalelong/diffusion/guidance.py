@@ -1,4 +1,4 @@
-"""What a network is told about an image, how training drops it, and how sampling guides by it."""
+"""Conditions of a network (labels, text), how training drops them, and classifier-free guidance."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MOST_TOGETHER = 16
 
 @dataclass(frozen=True)
 class Conditioning:
-    """How a recipe's network is told its condition, and what stands for none. Shape: empty_text (L, D)."""
+    """How a network takes its condition, and what stands for none. Shape: empty_text (L, D)."""
 
     names: tuple[str, str]
     """The keywords of labels and of text in the network's forward."""

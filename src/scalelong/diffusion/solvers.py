@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .process import DiffusionProcess
 
-# log ᾱ/(1−ᾱ) of the noisiest start, just beyond the end of the linear schedule. The cosine schedule goes on to −20,
+# log ᾱ/(1−ᾱ) of the noisiest start, just beyond the end of the linear schedule. The cosine schedule continues to −20,
 # where an error of the network in ε becomes one in x_0 that is 20,000 times as large.
 NOISIEST_LOG_SNR = -10.2
 
@@ -110,7 +110,7 @@ class EulerMaruyama(EulerSolver):
             return x0
         tau, length = self.advance()
         mean = state + (state / 2 + score(x0, state, tau)) * length
-        return mean + math.sqrt(length) * draw_noise(state.shape[1:], generators).to(state.device)
+        return mean + math.sqrt(length) * sample_noise(state.shape[1:], generators).to(state.device)
 
 
 class EulerFlow(EulerSolver):
@@ -152,13 +152,13 @@ def score(x0: Tensor, noisy: Tensor, tau: float) -> Tensor:
     return (math.exp(-tau / 2) * x0 - noisy) / -math.expm1(-tau)
 
 
-def draw_noise(shape: tuple[int, ...] | torch.Size, generators: Generators) -> Tensor:
+def sample_noise(shape: tuple[int, ...] | torch.Size, generators: Generators) -> Tensor:
     """Standard normal noise, image k from the k-th generator. Shape: (B, *shape), on the CPU."""
     return torch.stack([torch.randn(*shape, generator=generator) for generator in generators])
 
 
 def ancestral(process: DiffusionProcess, indices: list[int]) -> Solver:
-    """DDPM: draws x_s from its distribution given x_t and the estimate of x_0."""
+    """DDPM: samples x_s from its distribution given x_t and the estimate of x_0."""
     scheduler = build_scheduler("DDPMScheduler", process, clip_sample=False)
     scheduler.set_timesteps(timesteps=indices)
     return SchedulerSolver(scheduler, indices, random=True)

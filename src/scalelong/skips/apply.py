@@ -164,7 +164,7 @@ def plan_preservation(
 def make_scaling(
     method: Method, sites: Sequence[SkipSite], options: dict[str, Any], num_skips: int | None = None
 ) -> SkipScaling | None:
-    """The scaling for these sites; a method with an option `num_skips` is told how many the model has in all."""
+    """The scaling for these sites; a method with an option `num_skips` gets the number of the model's skips."""
     if isinstance(method, SkipScaling):
         if options:
             raise ValueError(f"options {sorted(options)} cannot be applied to an instance; set them when making it")
