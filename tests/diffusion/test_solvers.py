@@ -1,7 +1,8 @@
 """Every solver on data whose exact score is known: the right moments, and an error that shrinks at its order.
 
-For Gaussian data a solver is a linear map of the numbers it samples, so that the mean and variance of its results follow
-from one image without noise and one for each number that is 1 among zeros: no Monte-Carlo error hides the weak order.
+For Gaussian data a solver is a linear map of the numbers it samples, so that the mean and variance of its results
+follow from one image without noise and one for each number that is 1 among zeros: no Monte-Carlo error hides the weak
+order.
 """
 
 from __future__ import annotations
