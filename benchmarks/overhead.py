@@ -121,12 +121,12 @@ def skip_shapes(model: nn.Module, step: Callable[[], None]) -> dict[int, torch.S
     """The shape of every skip of a step, seen where it enters its consumer."""
     shapes: dict[int, torch.Size] = {}
 
-    class Watch(SkipScaling):
+    class Shapes(SkipScaling):
         def coefficient(self, index: int, skip: Tensor) -> Tensor:
             shapes[index] = skip.shape
             return skip.new_ones(())
 
-    scale_skips(model, Watch)
+    scale_skips(model, Shapes)
     step()
     unscale_skips(model)
     return shapes

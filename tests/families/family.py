@@ -29,6 +29,8 @@ class Family:
     """Where they are joined."""
     absorbed: bool = False
     """Whether a norm is the first to read the joined features."""
+    fuses: bool = True
+    """Whether a constant folds into weights: as it is, or, if absorbed, after the norm."""
     requires: str | None = None
     """The library that must be installed."""
     like: str | None = None

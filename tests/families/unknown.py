@@ -59,7 +59,7 @@ class CatBlock(nn.Module):
 
 
 class AddBlock(nn.Module):
-    """A decoder block in the manner of LinkNet: upsample, project, add the skip, go on."""
+    """A decoder block in the manner of LinkNet: upsample, project, add the skip, convolve."""
 
     def __init__(self, channels: int, skip_channels: int, out_channels: int) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ skip, `UNREACHABLE` those whose skips enter no module.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,6 +70,7 @@ OURS = [
         lambda: (torch.randn(2, 8),),
         (8, 8, 8, 8),
         Join(r"decoders\.\d+", op="add", skip_at=0),
+        fuses=False,
     ),
 ]
 
@@ -101,7 +103,8 @@ def volume(spatial_dims: int, **others: Tensor) -> Inputs:
 
 
 def monai(name: str, build: Any, inputs: Any, like: str | None = None) -> Family:
-    return Family(f"monai-{name}", build, inputs, (8, 8, 8, 16), Join(r"up_blocks\.\d+"), True, "monai", like)
+    join = Join(r"up_blocks\.\d+")
+    return Family(f"monai-{name}", build, inputs, (8, 8, 8, 16), join, absorbed=True, requires="monai", like=like)
 
 
 TEXT = {"with_conditioning": True, "cross_attention_dim": 8}
@@ -197,49 +200,48 @@ LUCIDRAINS_STANDINS = [
 ]
 
 EDM = Join("", after="dec.2x2_in1")
+EDM_OUTER = Join("", after="dec.4x4_in1")
 SONG = (16, 16, 16, 16, 16, 32)
+# Read by a norm that is conditional, or a class of its own.
+normed = partial(Family, absorbed=True, fuses=False)
 EDM_STANDINS = [
-    Family("edm-song", edm.SongUNet, noisy, SONG, EDM, absorbed=True),
-    Family(
-        "edm-song-auxiliary",
-        lambda: edm.SongUNet(encoder_type="residual", decoder_type="skip"),
-        noisy,
-        SONG,
-        EDM,
-        absorbed=True,
-    ),
-    Family("edm-dhariwal", edm.DhariwalUNet, noisy, (16, 16, 16, 32), Join("", after="dec.4x4_in1"), absorbed=True),
-    Family(
+    normed("edm-song", edm.SongUNet, noisy, SONG, EDM),
+    normed("edm-song-auxiliary", lambda: edm.SongUNet(encoder_type="residual", decoder_type="skip"), noisy, SONG, EDM),
+    normed("edm-dhariwal", edm.DhariwalUNet, noisy, (16, 16, 16, 32), EDM_OUTER),
+    normed(
         "edm-preconditioned",
         lambda: edm.EDMPrecond(edm.SongUNet()),
         noisy,
         SONG,
         Join("model", after="model.dec.2x2_in1"),
-        absorbed=True,
     ),
-    Family("edm2", edm2.UNet, noisy, (16, 16, 16, 32), Join("", after="dec.4x4_in1")),
-    Family("edm2-preconditioned", edm2.Precond, noisy, (16, 16, 16, 32), Join("unet", after="unet.dec.4x4_in1")),
+    Family("edm2", edm2.UNet, noisy, (16, 16, 16, 32), EDM_OUTER, fuses=False),
+    Family(
+        "edm2-preconditioned",
+        edm2.Precond,
+        noisy,
+        (16, 16, 16, 32),
+        Join("unet", after="unet.dec.4x4_in1"),
+        fuses=False,
+    ),
 ]
 
+UP_BLOCKS = Join(r"u_net\.u_blocks\.\d")
 OTHER_STANDINS = [
-    Family(
-        "k-diffusion", kdiffusion.ImageDenoiserModelV1, noisy, (16, 16), Join(r"u_net\.u_blocks\.\d"), absorbed=True
-    ),
-    Family(
+    normed("k-diffusion", kdiffusion.ImageDenoiserModelV1, noisy, (16, 16), UP_BLOCKS),
+    normed(
         "k-diffusion-staged",  # trained in stages: the outermost level is not in use
         lambda: kdiffusion.ImageDenoiserModelV1(channels=(8, 16, 32), skip_stages=1),
         noisy,
         (16,),
-        Join(r"u_net\.u_blocks\.\d"),
-        absorbed=True,
+        UP_BLOCKS,
     ),
-    Family(
+    normed(
         "k-diffusion-wrapped",
         lambda: kdiffusion.Denoiser(kdiffusion.ImageDenoiserModelV1()),
         noisy,
         (16, 16),
         Join(r"inner_model\.u_net\.u_blocks\.\d"),
-        absorbed=True,
     ),
     Family("smp-unet", smp.Unet, lambda: (image(),), (8, 8), Join(r"decoder\.blocks\.\d")),
     Family(
@@ -248,8 +250,10 @@ OTHER_STANDINS = [
         lambda: (image(),),
         (8, 8),
         Join(r"decoder\.blocks\.\d"),
+        fuses=False,
     ),
 ]
+
 
 FAMILIES: list[Family] = [
     *OURS,

@@ -311,7 +311,7 @@ DIFFUSERS = [
         like="diffusers-stable-diffusion-1",
     ),
     _family("stable-diffusion-xl", stable_diffusion_xl, text_and_sizes, (16, 16, 16, 16, 32, 32, 32, 32, 32)),
-    _family("k-blocks", k_blocks, with_text, (32, 64)),
+    _family("k-blocks", k_blocks, with_text, (32, 64), fuses=False),
     _family("simple-cross-attention", simple_cross_attention, with_text, (32, 32, 32, 32)),
     _family("unet3d", video_3d, frames_last, TWO_LEVELS),
     _family("motion", motion, frames_last_text_per_frame, TWO_LEVELS),
@@ -325,6 +325,7 @@ DIFFUSERS = [
         lambda: {**with_text(4, 16), "encoder_attention_mask": torch.ones(2, 5)},
         (16, 16, 32),
         join=Join("", after="down_blocks.3"),
+        fuses=False,
     ),
     _family("stable-cascade-c", cascade, cascade_inputs, (8, 16), join=Join(r"up_blocks\.\d+\.0"), absorbed=False),
     _family(

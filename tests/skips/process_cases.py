@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalelong import METHODS, scale_skips
 from scalelong.models import UViT
+from scalelong.utils.process import end_process
 
 WORLD = 2
 
@@ -29,6 +30,7 @@ def check_all(rank: int, folder: str) -> None:
             check_fsdp(rank, method)
     finally:
         dist.destroy_process_group()
+    end_process(0)  # gloo's threads may abort a process that Python takes apart
 
 
 def check_ddp(rank: int, method: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import warnings
 from typing import Any
 
 import pytest
@@ -29,24 +31,19 @@ def scaling_in(model: nn.Module) -> Any:
 
 
 @every_family
-def test_every_long_skip_is_found_exactly_once_in_order_and_with_its_width(family: Family) -> None:
+def test_every_long_skip_is_found_once_in_order_with_its_width_and_whether_a_norm_absorbs_it(family: Family) -> None:
     model, inputs = family.tiny()
     sites = find_skips(model)
     joined = family.joins(model, inputs)
     seen = skips_seen(model, sites, inputs, family.run)
     assert [site.index for site in sites] == list(range(1, family.num_skips + 1))
     assert [site.width for site in sites] == list(family.widths)
+    assert {site.absorbed for site in sites} == {family.absorbed}
     assert len(joined) == len(sites)
     for site, join in zip(sites, reversed(joined), strict=True):
         assert torch.equal(seen[site.index - 1], join.skip)
         assert site.width == join.skip.shape[1]
         assert site.channels == join.skip.shape[site.channel_dim]
-
-
-@every_family
-def test_a_skip_is_marked_absorbed_where_a_norm_reads_it_first(family: Family) -> None:
-    model, _ = family.tiny()
-    assert {site.absorbed for site in find_skips(model)} == {family.absorbed}
 
 
 @every_family
@@ -104,17 +101,6 @@ def test_every_parameter_of_a_learned_method_gets_a_gradient(family: Family) -> 
             assert parameter.grad is not None and parameter.grad.abs().sum() > 0, (method, name)
 
 
-# The column "fuses" of docs/models.md: "yes" as it is, "after the norm", else not at all.
-FOLDS = ("uvit", "diffusers-unet1d", "diffusers-stable-cascade", "lucidrains-", "monai-basic-unet", "smp-unet")
-FOLDS_AFTER_THE_NORM = ("diffusers-", "monai-diffusion", "improved-", "guided-", "latent-")
-CONDITIONAL_NORM = ("diffusers-kandinsky3", "diffusers-k-blocks")
-READ_BY_NO_MODULE = ("theory-unet", "edm2", "smp-unet-attention")
-
-
-def folds(family: Family) -> bool:
-    return family.name.startswith(FOLDS) and not family.name.startswith(READ_BY_NO_MODULE)
-
-
 @every_family
 @ignore_absorption
 def test_fusing_keeps_the_function_or_says_why_it_cannot(family: Family) -> None:
@@ -122,7 +108,7 @@ def test_fusing_keeps_the_function_or_says_why_it_cannot(family: Family) -> None
     names = list(model.state_dict())
     scale_skips(model, "cs", kappa=0.8)
     scaled = family.run(model, inputs)
-    if folds(family):
+    if family.fuses and not family.absorbed:
         fuse_skips(model)
         assert list(model.state_dict()) == names
         torch.testing.assert_close(family.run(model, inputs), scaled, rtol=1e-4, atol=1e-5)
@@ -138,7 +124,7 @@ def test_scaling_after_a_norm_folds_into_its_scale_and_shift_unless_it_is_condit
     names = list(model.state_dict())
     scale_skips(model, "cs", kappa=0.8, where="after-norm")
     scaled = family.run(model, inputs)
-    if family.name.startswith(FOLDS_AFTER_THE_NORM) and family.name not in CONDITIONAL_NORM:
+    if family.fuses:
         torch.testing.assert_close(family.run(fuse_skips(model), inputs), scaled, rtol=1e-4, atol=1e-5)
         assert list(model.state_dict()) == names
     else:
@@ -150,7 +136,7 @@ def test_scaling_after_a_norm_folds_into_its_scale_and_shift_unless_it_is_condit
 def test_preserving_keeps_the_function_at_the_start_and_is_undone_exactly(family: Family) -> None:
     model, inputs = family.tiny()
     before = family.run(model, inputs)
-    if not folds(family):
+    if family.absorbed or not family.fuses:
         with pytest.raises(ValueError, match="cannot be folded"):
             scale_skips(model, "cs", kappa=0.7, preserve=True)
         assert torch.equal(family.run(model, inputs), before)
@@ -165,7 +151,7 @@ def test_preserving_keeps_the_function_at_the_start_and_is_undone_exactly(family
 def test_scaling_after_the_norm_acts_and_can_be_undone(family: Family) -> None:
     model, inputs = family.tiny()
     before = family.run(model, inputs)
-    if family.name.startswith(READ_BY_NO_MODULE):
+    if not family.absorbed and not family.fuses:  # no module reads the skip
         with pytest.raises(ValueError, match="after-norm"):
             scale_skips(model, "uniform", value=0.5, where="after-norm")
         return
@@ -178,19 +164,16 @@ def test_scaling_after_the_norm_acts_and_can_be_undone(family: Family) -> None:
 ABSORBING = [family for family in FAMILIES if family.absorbed and family.name != "diffusers-hunyuan-dit"]
 
 
-@each(ABSORBING)
+@every_family
 def test_a_constant_that_a_norm_absorbs_is_warned_about_once_with_the_measured_share(family: Family) -> None:
     model, _ = family.tiny()
-    with pytest.warns(AbsorbedScalingWarning, match=r"\d+\.\d% of the scaling survives") as caught:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         scale_skips(model, "uniform", value=0.9)
-    assert len(caught) == 1
-
-
-@each([family for family in FAMILIES if family not in ABSORBING])
-def test_a_constant_that_acts_is_not_warned_about(family: Family, recwarn: pytest.WarningsRecorder) -> None:
-    model, _ = family.tiny()
-    scale_skips(model, "uniform", value=0.9)
-    assert not recwarn.list
+    assert len(caught) == (family in ABSORBING)
+    for warning in caught:
+        assert warning.category is AbsorbedScalingWarning
+        assert re.search(r"\d+\.\d% of the scaling survives", str(warning.message))
 
 
 @pytest.mark.parametrize(("name", "like"), [("diffusers-unet2d", "KeptUpBlock2D"), ("diffusers-k-blocks", "Mine")])

@@ -1,4 +1,4 @@
-"""What a network is told about an image, how training drops it, and how sampling guides by it."""
+"""Conditions of a network (labels, text), how training drops them, and classifier-free guidance."""
 
 from __future__ import annotations
 
@@ -34,19 +34,33 @@ class Condition:
         columns = [[None] * parts if value is None else value.chunk(parts) for value in (self.labels, self.text)]
         return [Condition(*part) for part in zip(*columns, strict=True)]
 
+    def followed_by(self, other: Condition) -> Condition:
+        """The conditions of these images and then of the others, which have the same kinds."""
+        pairs = ((self.labels, other.labels), (self.text, other.text))
+        return Condition(*(None if a is None or b is None else torch.cat([a, b]) for a, b in pairs))
+
+    @property
+    def count(self) -> int:
+        return len(self._first)
+
+    @property
+    def device(self) -> torch.device:
+        return self._first.device
+
+    @property
+    def _first(self) -> Tensor:
+        return next(value for value in (self.labels, self.text) if value is not None)
+
 
 NOTHING = Condition()
 
 MOST_TOGETHER = 16
-"""Images that a CPU draws with and without their condition in one pass; measured by benchmarks/sample.py."""
-
-PairPredictor = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""Two predictions for image and time."""
+"""Images that a CPU samples with and without their condition in one pass; measured by benchmarks/sample.py."""
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """How a recipe's network is told its condition, and what stands for none. Shape: empty_text (L, D)."""
+    """How a network takes its condition, and what stands for none. Shape: empty_text (L, D)."""
 
     names: tuple[str, str]
     """The keywords of labels and of text in the network's forward."""
@@ -79,48 +93,30 @@ class Conditioning:
         """ε(∅) + w·(ε(c) − ε(∅)), with both in one batch if it is small; w = 1 is the condition alone and 0 is none."""
         if guidance == 1 or condition == NOTHING:
             return self.predictor(model, condition)
-        everywhere = torch.ones(_count(condition), dtype=torch.bool, device=_device(condition))
-        without = self.drop_condition(condition, everywhere)
+        everywhere = torch.ones(condition.count, dtype=torch.bool, device=condition.device)
+        none = self.drop_condition(condition, everywhere)
         if guidance == 0:
-            return self.predictor(model, without)
-        predict = self._one_pass if prefers_one_pass(model, condition) else self._two_passes
-        both = predict(model, without, condition)
+            return self.predictor(model, none)
+        if prefers_one_pass(model, condition):
+            both = self.predictor(model, none.followed_by(condition))
+
+            def predict_pair(x: Tensor, t: Tensor) -> Sequence[Tensor]:
+                return both(torch.cat([x, x]), torch.cat([t, t])).chunk(2)
+        else:
+            free, bound = self.predictor(model, none), self.predictor(model, condition)
+
+            def predict_pair(x: Tensor, t: Tensor) -> Sequence[Tensor]:
+                return free(x, t), bound(x, t)
 
         def guide(x: Tensor, t: Tensor) -> Tensor:
-            free, bound = both(x, t)
-            return torch.lerp(free, bound, guidance)
+            first, second = predict_pair(x, t)
+            return torch.lerp(first, second, guidance)
 
         return guide
-
-    def _one_pass(self, model: Callable[..., Any], first: Condition, second: Condition) -> PairPredictor:
-        stacked = Condition(*map(_stack, (first.labels, first.text), (second.labels, second.text)))
-        predict = self.predictor(model, stacked)
-        return lambda x, t: predict(torch.cat([x, x]), torch.cat([t, t])).chunk(2)
-
-    def _two_passes(self, model: Callable[..., Any], first: Condition, second: Condition) -> PairPredictor:
-        one, other = self.predictor(model, first), self.predictor(model, second)
-        return lambda x, t: (one(x, t), other(x, t))
 
 
 def prefers_one_pass(model: Callable[..., Any], condition: Condition) -> bool:
     """Whether twice the batch takes less than two passes: not on a CPU, whose caches a large batch leaves."""
     # Shards need as many passes in every process, whose batches may differ in size.
     sharded = hasattr(model, "unshard")
-    return sharded or _device(condition).type != "cpu" or _count(condition) <= MOST_TOGETHER
-
-
-def _stack(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    return None if first is None or second is None else torch.cat([first, second])
-
-
-def _first(condition: Condition) -> Tensor:
-    values: Sequence[Tensor | None] = (condition.labels, condition.text)
-    return next(value for value in values if value is not None)
-
-
-def _count(condition: Condition) -> int:
-    return len(_first(condition))
-
-
-def _device(condition: Condition) -> torch.device:
-    return _first(condition).device
+    return sharded or condition.device.type != "cpu" or condition.count <= MOST_TOGETHER

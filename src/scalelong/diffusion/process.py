@@ -50,7 +50,7 @@ class DiffusionProcess:
     def sample_times(self, count: int, generator: torch.Generator, *, device: torch.device | str = "cpu") -> Tensor:
         """Uniform times: integers in [0, num_steps), or floats in [1e-5, 1]. Shape: (count,).
 
-        They are drawn where the generator lives, so a CPU generator gives the same times for every device.
+        They are sampled where the generator lives, so a CPU generator gives the same times for every device.
         """
         if self.schedule.is_continuous:
             uniform = torch.rand(count, generator=generator, device=generator.device)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .process import DiffusionProcess
-from .sde import draw_noise
-from .solvers import SAMPLERS, build_solver, solver_indices
+from .solvers import SAMPLERS, build_solver, sample_noise, solver_indices
 
 __all__ = ["SAMPLERS", "Predictor", "Progress", "noise_predictor", "sample", "solver_indices", "to_uint8"]
 
@@ -88,14 +87,14 @@ def to_uint8(images: Tensor) -> Tensor:
 
 
 def _start(start: Sequence[int] | Tensor, generators: list[torch.Generator], device: torch.device | str) -> Tensor:
-    """The noise to start from. It is drawn even if given, so that the noise of later steps is the same either way."""
+    """The noise to start from. It is sampled even if given, so that the noise of later steps is the same either way."""
     given = isinstance(start, Tensor)
     if not generators or (given and len(start) != len(generators)):
         wanted = f"{len(start)} seeds for as many noises" if given else "at least one seed"
         raise ValueError(f"every image has a seed of its own: expected {wanted}, got {len(generators)}")
     shape = start.shape[1:] if given else start
-    drawn = draw_noise(tuple(shape), generators)
-    return start.float() if given else drawn.to(device)
+    noise = sample_noise(tuple(shape), generators)
+    return start.float() if given else noise.to(device)
 
 
 def _time_dtype(process: DiffusionProcess) -> torch.dtype:

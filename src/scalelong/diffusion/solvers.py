@@ -1,56 +1,65 @@
-"""Solvers through diffusers' schedulers, the times they visit, and the table of all samplers."""
+"""The solvers that lead from noise to images, the times they visit, and the table of all samplers.
+
+Those of diffusers are given x_0 and the schedule's own times. Ours run in τ = −log ᾱ = ∫β, from the noisiest time down
+to the data at τ = 0, and end at the estimate of x_0. With the score s = −(x − sqrt(ᾱ)·x_0)/(1−ᾱ) of x_t they are
+
+    dx = −(x/2 + s)·dτ + dw    (the reverse SDE, by Euler–Maruyama)
+    dx = −(x + s)/2·dτ         (the probability flow, with the same distributions and no noise, by Euler or Heun)
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .process import DiffusionProcess
-from .sde import EulerFlow, EulerMaruyama, HeunFlow
 
-# log ᾱ/(1−ᾱ) of the noisiest start, just beyond the end of the linear schedule. The cosine schedule goes on to −20,
+# log ᾱ/(1−ᾱ) of the noisiest start, just beyond the end of the linear schedule. The cosine schedule continues to −20,
 # where an error of the network in ε becomes one in x_0 that is 20,000 times as large.
 NOISIEST_LOG_SNR = -10.2
 
-
-class Solver(Protocol):
-    """One way from noise to images. It evaluates the network at `indices` of the schedule's times, in this order."""
-
-    indices: list[int]
-
-    def begin(self, noise: Tensor) -> Tensor:
-        """The state that stands for standard normal noise. Shape: (B, …) → (B, …)."""
-        ...
-
-    def network_input(self, state: Tensor) -> Tensor:
-        """x_t of Eq. 1 at the next of the indices. Shape: (B, …) → (B, …)."""
-        ...
-
-    def step(self, x0: Tensor, state: Tensor, generators: list[torch.Generator]) -> Tensor:
-        """The next state, given the estimate of x_0 at this one; image k has the k-th generator. Shapes: (B, …)."""
-        ...
+Generators = list[torch.Generator]
 
 
-class MultistepSolver:
-    """A scheduler of diffusers that keeps x_t as in Eq. 1."""
+class Solver(ABC):
+    """One way from noise to images, whose state is x_t of Eq. 1. It evaluates the network at `indices`, in this order.
 
-    def __init__(self, scheduler: Any, indices: list[int], *, random: bool) -> None:
-        self.scheduler, self.indices, self.random = scheduler, indices, random
+    `indices` count the schedule's `times`; `done` are the steps that are finished.
+    """
+
+    def __init__(self, indices: list[int]) -> None:
+        self.indices = indices
         self.done = 0
 
     def begin(self, noise: Tensor) -> Tensor:
+        """The state that stands for standard normal noise. Shape: (B, …) → (B, …)."""
         return noise
 
     def network_input(self, state: Tensor) -> Tensor:
+        """x_t of Eq. 1 at the next of the indices. Shape: (B, …) → (B, …)."""
         return state
 
-    def step(self, x0: Tensor, state: Tensor, generators: list[torch.Generator]) -> Tensor:
+    @abstractmethod
+    def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
+        """The next state, given the estimate of x_0 at this one; image k has the k-th generator. Shapes: (B, …)."""
+
+
+class SchedulerSolver(Solver):
+    """A scheduler of diffusers that keeps x_t."""
+
+    def __init__(self, scheduler: Any, indices: list[int], *, random: bool) -> None:
+        super().__init__(indices)
+        self.scheduler, self.random = scheduler, random
+
+    def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
         # With a list, diffusers draws from one generator after another. Those without noise do not take the argument.
         given = {"generator": generators} if self.random else {}
         index = self.scheduler.timesteps[self.done]
@@ -58,7 +67,7 @@ class MultistepSolver:
         return self.scheduler.step(x0, index, state, return_dict=False, **given)[0]
 
 
-class SigmaSolver(MultistepSolver):
+class SigmaSolver(SchedulerSolver):
     """A scheduler of diffusers that keeps x_t/sqrt(ᾱ) = x_0 + σ·ε."""
 
     def begin(self, noise: Tensor) -> Tensor:
@@ -72,18 +81,94 @@ class SigmaSolver(MultistepSolver):
         return (1 + self.scheduler.sigmas[self.done].item() ** 2) ** 0.5
 
 
+class EulerSolver(Solver):
+    """What our own solvers share: steps in τ."""
+
+    def __init__(self, process: DiffusionProcess, indices: list[int]) -> None:
+        super().__init__(indices)
+        # Paper: a step of β(t)·Δt; here: the integral of β over the step, because it is the same to first order and
+        # is known for schedules in discrete time, too.
+        log_signal = torch.log1p(-process.schedule.betas).cumsum(0)[indices]
+        self.tau = [-value for value in log_signal.tolist()] + [0.0]
+
+    def advance(self) -> tuple[float, float]:
+        """τ of the step that begins here, and its length."""
+        tau, following = self.tau[self.done : self.done + 2]
+        self.done += 1
+        return tau, tau - following
+
+    @property
+    def is_last(self) -> bool:
+        return self.done == len(self.tau) - 2
+
+
+class EulerMaruyama(EulerSolver):
+    """x ← x + (x/2 + s)·Δτ + sqrt(Δτ)·z: the paper's sampler, with 1000 steps in continuous time."""
+
+    def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
+        if self.is_last:
+            return x0
+        tau, length = self.advance()
+        mean = state + (state / 2 + score(x0, state, tau)) * length
+        return mean + math.sqrt(length) * sample_noise(state.shape[1:], generators).to(state.device)
+
+
+class EulerFlow(EulerSolver):
+    """x ← x + (x + s)/2·Δτ."""
+
+    def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
+        if self.is_last:
+            return x0
+        tau, length = self.advance()
+        return state + (state + score(x0, state, tau)) * (length / 2)
+
+
+class HeunFlow(EulerSolver):
+    """Euler's step, and then again with the mean of the slopes at its two ends: two evaluations of the network."""
+
+    def __init__(self, process: DiffusionProcess, indices: list[int]) -> None:
+        super().__init__(process, indices)
+        self.indices = [indices[0], *(index for index in indices[1:] for _ in range(2))]
+        self.before: tuple[Tensor, Tensor, float] | None = None
+
+    def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
+        if self.before is not None:
+            start, slope, length = self.before
+            self.before = None
+            return start + (slope + self._slope(x0, state)) * (length / 2)
+        if self.is_last:
+            return x0
+        slope = self._slope(x0, state)
+        _, length = self.advance()
+        self.before = state, slope, length
+        return state + slope * length
+
+    def _slope(self, x0: Tensor, state: Tensor) -> Tensor:
+        return (state + score(x0, state, self.tau[self.done])) / 2
+
+
+def score(x0: Tensor, noisy: Tensor, tau: float) -> Tensor:
+    """s = −(x − sqrt(ᾱ)·x_0)/(1−ᾱ), ᾱ = exp(−τ). Shape: (B, …), (B, …) → (B, …)."""
+    return (math.exp(-tau / 2) * x0 - noisy) / -math.expm1(-tau)
+
+
+def sample_noise(shape: tuple[int, ...] | torch.Size, generators: Generators) -> Tensor:
+    """Standard normal noise, image k from the k-th generator. Shape: (B, *shape), on the CPU."""
+    return torch.stack([torch.randn(*shape, generator=generator) for generator in generators])
+
+
 def ancestral(process: DiffusionProcess, indices: list[int]) -> Solver:
-    """DDPM: draws x_s from its distribution given x_t and the estimate of x_0."""
+    """DDPM: samples x_s from its distribution given x_t and the estimate of x_0."""
     scheduler = build_scheduler("DDPMScheduler", process, clip_sample=False)
     scheduler.set_timesteps(timesteps=indices)
-    return MultistepSolver(scheduler, indices, random=True)
+    return SchedulerSolver(scheduler, indices, random=True)
 
 
 def multistep(process: DiffusionProcess, indices: list[int], *, scheduler: str, **options: Any) -> Solver:
     """DPM-Solver++ and UniPC: exponential integrators in log σ that reuse earlier estimates."""
     built = build_scheduler(scheduler, process, **options)
     set_grid(built, torch.tensor(indices), sigmas_at(process, indices))
-    return MultistepSolver(built, indices, random=options.get("algorithm_type") == "sde-dpmsolver++")
+    return SchedulerSolver(built, indices, random=options.get("algorithm_type") == "sde-dpmsolver++")
 
 
 def heun(process: DiffusionProcess, indices: list[int]) -> Solver:

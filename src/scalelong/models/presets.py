@@ -127,6 +127,9 @@ def _unet(size: int, channels: tuple[int, ...], *, attention: tuple[int, ...], *
     )
 
 
+_uvit_s = partial(UViT, embed_dim=512, depth=12, num_heads=8)
+_text_uvit = partial(_uvit_s, img_size=32, patch_size=2, in_chans=4, clip_dim=768, num_clip_token=77)
+
 # DDPM and DDIM: one attention head, sines before cosines, strided convolutions padded at the right and bottom only.
 _ddpm = partial(
     _unet,
@@ -157,14 +160,14 @@ PRESETS = (
         description="U-ViT-S/2 for CIFAR-10, unconditional",
         parameters=44_255_328,
         num_skips=6,
-        builder=partial(UViT, img_size=32, patch_size=2, embed_dim=512, depth=12, num_heads=8),
+        builder=partial(_uvit_s, img_size=32, patch_size=2),
     ),
     Preset(
         name="celeba64-uvit-s4",
         description="U-ViT-S/4 for CelebA at 64×64, unconditional",
         parameters=44_292_228,
         num_skips=6,
-        builder=partial(UViT, img_size=64, patch_size=4, embed_dim=512, depth=12, num_heads=8),
+        builder=partial(_uvit_s, img_size=64, patch_size=4),
     ),
     Preset(
         name="imagenet64-uvit-m4",
@@ -185,34 +188,14 @@ PRESETS = (
         description="U-ViT-S/2 for MS-COCO, text to image, on latents of 4×32×32",
         parameters=44_692_644,
         num_skips=6,
-        builder=partial(
-            UViT,
-            img_size=32,
-            patch_size=2,
-            in_chans=4,
-            embed_dim=512,
-            depth=12,
-            num_heads=8,
-            clip_dim=768,
-            num_clip_token=77,
-        ),
+        builder=_text_uvit,
     ),
     Preset(
         name="coco-uvit-s2-deep",
         description="U-ViT-S/2 with 16 blocks for MS-COCO, text to image, on latents of 4×32×32",
         parameters=58_345_636,
         num_skips=8,
-        builder=partial(
-            UViT,
-            img_size=32,
-            patch_size=2,
-            in_chans=4,
-            embed_dim=512,
-            depth=16,
-            num_heads=8,
-            clip_dim=768,
-            num_clip_token=77,
-        ),
+        builder=partial(_text_uvit, depth=16),
     ),
     Preset(
         name="cifar10-unet",

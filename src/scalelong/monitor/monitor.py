@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from ..skips import SkipSite
 from ..skips.apply import scaled_networks
-from ..skips.choose import Choice, choose_sites
-from ..skips.find import ExampleInputs, compiled_elsewhere, refuse_other_objects
+from ..skips.find import Choice, ExampleInputs, choose_sites, compiled_elsewhere, refuse_other_objects
 from ..skips.hooks import attached_hooks
 from .diagnosis import Diagnosis, Finder
 from .oscillation import beyond_noise, oscillation_index, swing_index

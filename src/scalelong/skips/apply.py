@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from .absorb import warn_if_absorbed
-from .choose import choose_sites
-from .find import ExampleInputs, refuse_wrapped
+from .find import ExampleInputs, choose_sites, refuse_wrapped
 from .fuse import Preserved, Slice, cannot_fold, foldable_slices
-from .hooks import NAME, NormOutputHook, attached_hooks, detach_hooks, plan_hooks
+from .hooks import NAME, NormOutputHook, attached_hooks, detach_hooks, held_scaling, plan_hooks, scaled_networks
 from .methods import METHODS, SkipScaling
 from .site import SkipSite
 
@@ -63,7 +62,8 @@ def scale_skips(
         preserved = plan_preservation(network, chosen, scaling, where) if preserve else []
     if where == "input":
         warn_if_absorbed(network, chosen, scaling.constants())
-    scaling.sign([site.index for site in chosen], where)
+    indices = ",".join(str(index) for index in sorted(site.index for site in chosen))
+    scaling.sign(f"{scaling.settings()} {where} skips {indices}")
     follow_model(scaling, network.get_submodule(chosen[0].consumer))
     unscale_skips(model)
     network.add_module(NAME, scaling.train(network.training))
@@ -102,20 +102,6 @@ def fuse_skips(model: Model) -> Model:
             part.of(network).mul_(coefficient)
         remove(network)
     return model
-
-
-def scaled_networks(model: nn.Module) -> list[tuple[nn.Module, SkipScaling]]:
-    """The modules at or below `model` that hold a scaling, with it."""
-    held = [(module, held_scaling(module)) for module in model.modules()]
-    return [(module, scaling) for module, scaling in held if scaling is not None]
-
-
-def held_scaling(network: nn.Module) -> SkipScaling | None:
-    """The network's scaling, if it has one; of the copies that peft trains (`modules_to_save`) the one in use."""
-    held: Any = network._modules.get(NAME)
-    copies, active = getattr(held, "modules_to_save", {}), getattr(held, "active_adapters", ())
-    held = next((copies[adapter] for adapter in active if adapter in copies), held)
-    return held if isinstance(held, SkipScaling) else None
 
 
 def restore_weights(model: nn.Module) -> None:
@@ -178,12 +164,12 @@ def plan_preservation(
 def make_scaling(
     method: Method, sites: Sequence[SkipSite], options: dict[str, Any], num_skips: int | None = None
 ) -> SkipScaling | None:
-    """The scaling for these sites; a method with an option `num_skips` is told how many the model has in all."""
+    """The scaling for these sites; a method with an option `num_skips` gets the number of the model's skips."""
     if isinstance(method, SkipScaling):
         if options:
             raise ValueError(f"options {sorted(options)} cannot be applied to an instance; set them when making it")
         return method
-    kind = named_method(method)
+    kind = method_class(method)
     parameters = [] if kind is None else list(inspect.signature(kind).parameters.values())[1:]
     accepted = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
     unknown = [name for name in options if name not in accepted]
@@ -191,12 +177,14 @@ def make_scaling(
         allowed = ", ".join(accepted) or "none"
         closest = hint(unknown[0], accepted)
         raise ValueError(f"method {method!r} has no option {unknown[0]!r}. Its options: {allowed}.{closest}")
+    if kind is None:
+        return None
     if "num_skips" in accepted and num_skips is not None:
         options = {"num_skips": num_skips} | options
-    return None if kind is None else kind(sites, **options)
+    return kind(sites, **options)
 
 
-def named_method(method: Method) -> type[SkipScaling] | None:
+def method_class(method: Method) -> type[SkipScaling] | None:
     if isinstance(method, type) and issubclass(method, SkipScaling):
         return method
     if not isinstance(method, str) or method not in METHODS:

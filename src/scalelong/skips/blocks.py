@@ -8,9 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from .buffers import KeptBuffers
 from .find import refuse_wrapped
-from .held import NetworkHook
+from .hooks import NetworkHook, detach_hooks
+from .state import KeptBuffers
 
 Model = TypeVar("Model", bound=nn.Module)
 NAME = "block_scaling"
@@ -54,12 +54,9 @@ def scale_blocks(model: Model, method: str, *, tau: float | None = None) -> Mode
 
 def unscale_blocks(model: Model) -> Model:
     """Remove what `scale_blocks` added; does nothing on a plain model."""
-    if not isinstance(model._modules.get(NAME), BlockScaling):
-        return model
-    for module in model.modules():
-        for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, BranchHook)]:
-            del module._forward_hooks[key]
-    delattr(model, NAME)
+    if isinstance(model._modules.get(NAME), BlockScaling):
+        detach_hooks(model, BranchHook)
+        delattr(model, NAME)
     return model
 
 

@@ -1,8 +1,11 @@
-"""Where the known model families join their long skips: one small function per family.
+"""Where the known model families join their long skips: one function per family.
 
-A family is recognised by class name and structure; its library is never imported. Each function returns the sites in
-the order in which the forward pass joins them (innermost first), as the fields of a `SkipSite` without its index, or
-None for a model of another family. A new family is one more function and one more row in `FAMILIES`.
+To add a family:
+1. Write a function here that yields the fields of a `SkipSite` without its index, in the order in which the forward
+   pass joins the skips (innermost first), and nothing for a model of another family. Recognise the family by class name
+   and structure; never import its library. `concatenated` makes the fields of most skips. Add it to `FAMILIES`.
+2. Add a small model to tests/families/zoo.py, with what its long skips are known to be: all laws then run on it.
+3. Add a row to the table of docs/models.md.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from torch import nn
 from .site import Argument, Channels, is_norm
 
 Fields = dict[str, Any]
-Rule = Callable[[Any], "list[Fields] | None"]
+Rule = Callable[[Any], Iterator[Fields]]
 
 
 def is_a(model: nn.Module, *class_names: str) -> bool:
@@ -36,7 +39,10 @@ def argument(module: nn.Module, name: str, item: int | None = None) -> Argument:
 
 
 def concatenated(module: Any, path: str, trunk: int, total: int, readers: tuple[str, ...], **fields: Any) -> Fields:
-    """Fields of a skip that follows `trunk` channels in a concatenation of `total`, read by children of `module`."""
+    """Fields of a skip that follows `trunk` channels in a concatenation of `total`, which enters the module at `path`.
+
+    `readers` are the parts of the module that read the concatenation first; `fields` replace those worked out here.
+    """
     joined = Channels(trunk, total)
     common = {
         "consumer": path,
@@ -49,50 +55,50 @@ def concatenated(module: Any, path: str, trunk: int, total: int, readers: tuple[
     return common | fields
 
 
-def uvit(model: Any) -> list[Fields] | None:
+def concatenated_tokens(block: Any, path: str, trunk: int, total: int, reader: str, tokens: int) -> Fields:
+    """Fields of a skip of tokens, argument `skip` of a block that concatenates it on the last dimension."""
+    joined = Channels(trunk, total, dim=-1)
+    return concatenated(
+        block, path, trunk, total, (reader,), entry=argument(block, "skip"), width=tokens, joined=joined
+    )
+
+
+def uvit(model: Any) -> Iterator[Fields]:
     """U-ViT, ours and the public one: `skip` argument of an out-block, cat on the last dimension, then Linear."""
     if not (is_a(model, "UViT") and hasattr(model, "in_blocks") and hasattr(model, "out_blocks")):
-        return None
-    dim, tokens = model.pos_embed.shape[-1], model.pos_embed.shape[1]
-    return [
-        {
-            "consumer": f"out_blocks.{i}",
-            "entry": argument(block, "skip"),
-            "width": tokens,
-            "joined": Channels(dim, 2 * dim, dim=-1),
-            "readers": (f"out_blocks.{i}.skip_linear",),
-        }
-        for i, block in enumerate(model.out_blocks)
-    ]
+        return
+    _, tokens, dim = model.pos_embed.shape
+    for i, block in enumerate(model.out_blocks):
+        yield concatenated_tokens(block, f"out_blocks.{i}", dim, 2 * dim, "skip_linear", tokens)
 
 
-def theory_unet(model: Any) -> list[Fields] | None:
+def theory_unet(model: Any) -> Iterator[Fields]:
     """The UNet of Eq. 3, whose decoders add the skip."""
     if not is_a(model, "TheoryUNet"):
-        return None
-    return [
-        {"consumer": f"decoders.{i}", "entry": argument(block, "skip"), "width": model.width}
-        for i, block in reversed(list(enumerate(model.decoders)))
-    ]
+        return
+    for i, block in reversed(list(enumerate(model.decoders))):
+        yield {"consumer": f"decoders.{i}", "entry": argument(block, "skip"), "width": model.width}
 
 
-def diffusers_unet(model: Any) -> list[Fields] | None:
+def diffusers_unet(model: Any) -> Iterator[Fields]:
     """diffusers UNets: `res_hidden_states_tuple` of an up block, its last item first; K-blocks use only that one."""
     blocks = list(getattr(model, "up_blocks", ()))
     if not blocks or not all(takes(block, "res_hidden_states_tuple") for block in blocks):
-        return None
+        return
     if is_a(model, "UNet1DModel"):
-        return [unet1d_site(block, f"up_blocks.{i}") for i, block in enumerate(blocks)]
-    deepest = model.mid_block if getattr(model, "mid_block", None) is not None else model.down_blocks[-1]
-    return list(tuple_sites(blocks, "res_hidden_states_tuple", resnet_channels(deepest.resnets[-1])))
+        for i, block in enumerate(blocks):
+            yield unet1d_site(block, f"up_blocks.{i}")
+    else:
+        deepest = model.mid_block if getattr(model, "mid_block", None) is not None else model.down_blocks[-1]
+        yield from tuple_sites(blocks, "res_hidden_states_tuple", resnet_channels(deepest.resnets[-1]))
 
 
-def monai_diffusion_unet(model: Any) -> list[Fields] | None:
+def monai_diffusion_unet(model: Any) -> Iterator[Fields]:
     """MONAI DiffusionModelUNet: the list `res_hidden_states_list` of an up block, its last item first."""
     if not is_a(model, "DiffusionModelUNet"):
-        return None
+        return
     deepest = model.middle_block.resnet_2.out_channels
-    return list(tuple_sites(list(model.up_blocks), "res_hidden_states_list", deepest))
+    yield from tuple_sites(list(model.up_blocks), "res_hidden_states_list", deepest)
 
 
 def takes(module: nn.Module, name: str) -> bool:
@@ -146,156 +152,129 @@ def unet1d_site(block: Any, path: str) -> Fields:
     return concatenated(block, path, total // 2, total, readers, entry=entry)
 
 
-def hunyuan_dit(model: Any) -> list[Fields] | None:
+def hunyuan_dit(model: Any) -> Iterator[Fields]:
     """HunyuanDiT2DModel: `skip` argument of the second half's blocks, LayerNorm over the concatenation, then Linear."""
     if not is_a(model, "HunyuanDiT2DModel"):
-        return None
+        return
     tokens = model.pos_embed.height * model.pos_embed.width
-    joining = [(i, block) for i, block in enumerate(model.blocks) if block.skip_linear is not None]
-    return [
-        {
-            "consumer": f"blocks.{i}",
-            "entry": argument(block, "skip"),
-            "width": tokens,
-            "absorbed": True,
-            "joined": Channels(base(block.skip_linear).out_features, base(block.skip_linear).in_features, dim=-1),
-            "readers": (f"blocks.{i}.skip_norm",),
-        }
-        for i, block in joining
-    ]
+    for i, block in enumerate(model.blocks):
+        if block.skip_linear is not None:
+            mix = base(block.skip_linear)
+            yield concatenated_tokens(block, f"blocks.{i}", mix.out_features, mix.in_features, "skip_norm", tokens)
 
 
-def kandinsky3(model: Any) -> list[Fields] | None:
+def kandinsky3(model: Any) -> Iterator[Fields]:
     """Kandinsky3UNet: inline cat before every up block but the first; conditional GroupNorm and a shortcut read it."""
     if not is_a(model, "Kandinsky3UNet"):
-        return None
-    sites, trunk = [], 0
+        return
+    trunk = 0
     for i, block in enumerate(model.up_blocks):
         first = block.resnets_in[0]
         if i > 0:
             total = first.resnet_blocks[0].group_norm.norm.num_channels
             grows = not isinstance(first.shortcut_up_sample, nn.Identity)
             shortcut = "shortcut_up_sample" if grows else "shortcut_projection"
-            readers = (f"resnets_in.0.{name}" for name in ("resnet_blocks.0.group_norm", shortcut))
-            sites.append(concatenated(block, f"up_blocks.{i}", trunk, total, tuple(readers)))
+            readers = ("resnets_in.0.resnet_blocks.0.group_norm", f"resnets_in.0.{shortcut}")
+            yield concatenated(block, f"up_blocks.{i}", trunk, total, readers)
         trunk = base(block.resnets_out[-1].resnet_blocks[-1].projection).out_channels
-    return sites
 
 
-def stable_cascade(model: Any) -> list[Fields] | None:
+def stable_cascade(model: Any) -> Iterator[Fields]:
     """StableCascadeUNet: `x_skip` argument of a level's first block; a Linear reads it, unnormalised."""
     if not is_a(model, "StableCascadeUNet"):
-        return None
-    sites = []
+        return
     for i, level in enumerate(model.up_blocks):
         block = level[0]
         mixes = base(block.channelwise[0]) if hasattr(block, "channelwise") else None
         if mixes is not None and mixes.in_features > base(block.depthwise).out_channels:
             trunk, total = base(block.depthwise).out_channels, mixes.in_features
             entry = argument(block, "x_skip")
-            sites.append(concatenated(block, f"up_blocks.{i}.0", trunk, total, ("channelwise.0",), entry=entry))
-    return sites
+            yield concatenated(block, f"up_blocks.{i}.0", trunk, total, ("channelwise.0",), entry=entry)
 
 
-def adm(model: Any) -> list[Fields] | None:
+def adm(model: Any) -> Iterator[Fields]:
     """improved-, guided- and latent-diffusion UNetModel: inline cat before every output block."""
     if not all(hasattr(model, name) for name in ("input_blocks", "middle_block", "output_blocks")):
-        return None
-    sites, trunk = [], model.middle_block[-1].out_channels
+        return
+    trunk = model.middle_block[-1].out_channels
     for i, block in enumerate(model.output_blocks):
         readers = tuple(f"0.{reader}" for reader in resnet_readers(block[0]))
-        sites.append(concatenated(block, f"output_blocks.{i}", trunk, block[0].channels, readers, absorbed=True))
+        yield concatenated(block, f"output_blocks.{i}", trunk, block[0].channels, readers, absorbed=True)
         trunk = [layer.out_channels for layer in block if hasattr(layer, "in_layers")][-1]
-    return sites
 
 
-def denoising_diffusion_pytorch(model: Any) -> list[Fields] | None:
+def denoising_diffusion_pytorch(model: Any) -> Iterator[Fields]:
     """denoising-diffusion-pytorch Unet and Unet1D: inline cat before each resnet; convolutions read it first."""
     if not (is_a(model, "Unet", "Unet1D") and hasattr(model, "ups") and hasattr(model, "final_res_block")):
-        return None
+        return
     paths = [f"ups.{k}.{j}" for k in range(len(model.ups)) for j in (0, 1)] + ["final_res_block"]
-    sites = []
     for path in paths:
         block = model.get_submodule(path)
         readers = () if isinstance(block.res_conv, nn.Identity) else ("block1.proj", "res_conv")
         conv = base(block.block1.proj)
-        sites.append(concatenated(block, path, conv.out_channels, conv.in_channels, readers))
-    return sites
+        yield concatenated(block, path, conv.out_channels, conv.in_channels, readers)
 
 
-def edm(model: Any) -> list[Fields] | None:
+def edm(model: Any) -> Iterator[Fields]:
     """EDM SongUNet and DhariwalUNet: inline cat before the `dec` blocks that expect more channels than there are."""
     if not is_a(model, "SongUNet", "DhariwalUNet"):
-        return None
-    sites, trunk = [], [block.out_channels for block in model.enc.values() if hasattr(block, "norm0")][-1]
+        return
+    trunk = [block.out_channels for block in model.enc.values() if hasattr(block, "norm0")][-1]
     for name, block in model.dec.items():
         if not hasattr(block, "norm0"):
             continue
         if block.in_channels != trunk:
             readers = ("norm0", "skip") if block.skip is not None else ()
-            sites.append(concatenated(block, f"dec.{name}", trunk, block.in_channels, readers, absorbed=True))
+            yield concatenated(block, f"dec.{name}", trunk, block.in_channels, readers, absorbed=True)
         trunk = block.out_channels
-    return sites
 
 
-def edm2(model: Any) -> list[Fields] | None:
+def edm2(model: Any) -> Iterator[Fields]:
     """EDM2 UNet: inline magnitude-preserving cat before the `dec` blocks; SiLU and weight-normalised convs read it."""
     if not (is_a(model, "UNet") and hasattr(model, "concat_balance") and hasattr(model, "dec")):
-        return None
-    sites, trunk = [], list(model.enc.values())[-1].out_channels
+        return
+    trunk = list(model.enc.values())[-1].out_channels
     for name, block in model.dec.items():
         if "block" in name:
-            total = block.conv_res0.weight.shape[1]
-            sites.append(concatenated(block, f"dec.{name}", trunk, total, ()))
+            yield concatenated(block, f"dec.{name}", trunk, block.conv_res0.weight.shape[1], ())
         trunk = block.out_channels
-    return sites
 
 
-def k_diffusion(model: Any) -> list[Fields] | None:
+def k_diffusion(model: Any) -> Iterator[Fields]:
     """k-diffusion image_v1: `skip` argument of every UBlock in use but the first; AdaGN and a shortcut read it."""
     if not is_a(model, "ImageDenoiserModelV1"):
-        return None
-    used = len(model.u_net.d_blocks) - model.u_net.skip_stages
-    sites = []
-    for k in range(1, used):
+        return
+    for k in range(1, len(model.u_net.d_blocks) - model.u_net.skip_stages):
         block = model.u_net.u_blocks[k]
         total = base(block[0].main[2]).in_channels
         readers = () if isinstance(block[0].skip, nn.Identity) else ("0.main.0", "0.skip")
         entry = argument(block, "skip")
-        sites.append(concatenated(block, f"u_net.u_blocks.{k}", total // 2, total, readers, entry=entry, absorbed=True))
-    return sites
+        yield concatenated(block, f"u_net.u_blocks.{k}", total // 2, total, readers, entry=entry, absorbed=True)
 
 
-def monai_basic_unet(model: Any) -> list[Fields] | None:
+def monai_basic_unet(model: Any) -> Iterator[Fields]:
     """MONAI BasicUNet: argument `x_e` of UpCat, which puts the skip first; a convolution reads it."""
     if not is_a(model, "BasicUNet"):
-        return None
-    sites = []
+        return
     for level in (4, 3, 2, 1):
         encoder = model.conv_0 if level == 1 else model.get_submodule(f"down_{level - 1}.convs")
         block = model.get_submodule(f"upcat_{level}")
-        joined = Channels(0, base(encoder.conv_1.conv).out_channels)
-        site = {"consumer": f"upcat_{level}", "entry": argument(block, "x_e"), "width": len(joined), "joined": joined}
-        sites.append(site | {"readers": (f"upcat_{level}.convs.conv_0.conv",)})
-    return sites
+        width, entry = base(encoder.conv_1.conv).out_channels, argument(block, "x_e")
+        yield concatenated(block, f"upcat_{level}", 0, width, ("convs.conv_0.conv",), entry=entry)
 
 
-def segmentation_models_pytorch(model: Any) -> list[Fields] | None:
+def segmentation_models_pytorch(model: Any) -> Iterator[Fields]:
     """segmentation-models-pytorch Unet: argument `skip_connection` of a decoder block; a convolution reads it."""
     if not (is_a(model, "Unet") and hasattr(model, "encoder") and hasattr(model, "decoder")):
-        return None
-    sites, trunk = [], model.encoder.out_channels[-1]
+        return
+    trunk = model.encoder.out_channels[-1]
     for i, block in enumerate(model.decoder.blocks):
         total = base(block.conv1[0]).in_channels
         if total > trunk:
             plain = isinstance(getattr(block.attention1, "attention", None), nn.Identity)
-            readers, entry = (
-                ("conv1.0",) if plain else (),
-                argument(block, "skip_connection" if takes(block, "skip_connection") else "skip"),
-            )
-            sites.append(concatenated(block, f"decoder.blocks.{i}", trunk, total, readers, entry=entry))
+            entry = argument(block, "skip_connection" if takes(block, "skip_connection") else "skip")
+            yield concatenated(block, f"decoder.blocks.{i}", trunk, total, ("conv1.0",) if plain else (), entry=entry)
         trunk = base(block.conv2[0]).out_channels
-    return sites
 
 
 FAMILIES: dict[str, Rule] = {

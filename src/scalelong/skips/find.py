@@ -1,17 +1,19 @@
-"""Find the long skip connections of a model: by its family, else by tracing one forward pass."""
+"""Find the long skip connections of a model, by its family or else by tracing, and choose which of them to scale."""
 
 from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from .families import FAMILIES, Fields, Rule
 from .hooks import hooks_detached, in_data_parallel
-from .site import SkipSite, number_from_innermost
+from .site import Argument, Channels, SkipSite, as_argument, is_norm, number_from_innermost
 from .trace import trace_skips
 
 logger = logging.getLogger(__name__)
@@ -43,29 +45,25 @@ def find_skips(model: nn.Module, example_inputs: ExampleInputs | None = None) ->
 def locate_skips(model: nn.Module, example_inputs: ExampleInputs | None) -> tuple[str, list[SkipSite]]:
     """The path of the network that has the skips, and its skips, outermost first."""
     refuse_other_objects(model)
-    path, sites = known_skips(model)
-    if not sites and example_inputs is not None:
-        with hooks_detached(model):
-            path, sites = "", trace_skips(model, example_inputs)
-    if sites:
-        return path, sites
-    known = "; ".join(FAMILIES)
-    raise ValueError(
-        f"no long skip connections found in {type(model).__name__}. Known families: {known}. "
-        "Pass example_inputs= to let them be traced, or sites=[SkipSite(...)]; see docs/models.md."
-    )
-
-
-def known_skips(model: nn.Module) -> tuple[str, list[SkipSite]]:
-    """Path and skips of the one known model at or below `model`; no skips if there is none."""
-    found = list(outermost_known(model))
-    if len(found) > 1:
-        names = ", ".join(repr(path) for path, _ in found)
+    known = list(outermost_known(model))
+    if len(known) > 1:
+        names = ", ".join(repr(path) for path, _ in known)
         raise ValueError(
-            f"{type(model).__name__} holds {len(found)} models with long skips ({names}). "
+            f"{type(model).__name__} holds {len(known)} models with long skips ({names}). "
             "Scale the one you train, e.g. scale_skips(model.get_submodule(...), ...)."
         )
-    return (found[0][0], number_from_innermost(found[0][1])) if found else ("", [])
+    if known:
+        path, fields = known[0]
+        return path, number_from_innermost(fields)
+    if example_inputs is not None:
+        with hooks_detached(model):
+            traced = trace_skips(model, example_inputs)
+        if traced:
+            return "", traced
+    raise ValueError(
+        f"no long skip connections found in {type(model).__name__}. Known families: {'; '.join(FAMILIES)}. "
+        "Pass example_inputs= to let them be traced, or sites=[SkipSite(...)]; see docs/models.md."
+    )
 
 
 def outermost_known(model: nn.Module, path: str = "") -> Iterator[tuple[str, list[Fields]]]:
@@ -81,10 +79,89 @@ def outermost_known(model: nn.Module, path: str = "") -> Iterator[tuple[str, lis
 def apply_rule(rule: Rule, model: nn.Module) -> list[Fields]:
     """The rule's sites; none for another family, nor for a namesake that is built differently."""
     try:
-        return rule(model) or []
+        return list(rule(model))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         logger.warning("%s looks like the family %s but is built differently: %s", type(model), rule.__name__, error)
         return []
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The sites to scale, their paths seen from `network`, which has `num_skips` of them in all."""
+
+    network: nn.Module
+    sites: list[SkipSite]
+    num_skips: int
+
+
+def choose_sites(
+    model: nn.Module, sites: Iterable[SkipSite | int] | None, example_inputs: ExampleInputs | None
+) -> Choice:
+    """All skips by default, those of the given indices, or sites written by hand; checked against the model.
+
+    Skips that are found belong to the network that has them, which may lie inside the model that is passed, so that a
+    copy or a checkpoint of that network carries their scaling.
+    """
+    wanted = None if sites is None else list(sites) if isinstance(sites, Iterable) else [sites]
+    if wanted and all(isinstance(site, SkipSite) for site in wanted):
+        network, chosen = model, [site for site in wanted if isinstance(site, SkipSite)]
+        num_skips = max(site.index for site in chosen)
+    else:
+        path, found = locate_skips(model, example_inputs)
+        network, num_skips = model.get_submodule(path), len(found)
+        chosen = found if wanted is None else [pick(site, found) for site in wanted]
+    if not chosen:
+        raise ValueError("sites=[] scales nothing; leave it out to scale every skip that find_skips finds")
+    chosen = [checked(network, site) for site in chosen]
+    refuse_repeated(network, chosen)
+    return Choice(network, chosen, num_skips)
+
+
+def pick(wanted: SkipSite | int, found: Sequence[SkipSite]) -> SkipSite:
+    try:
+        index = operator.index(wanted)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"sites= takes SkipSites, or indices of skips such as [1, 2], not {wanted!r}") from None
+    if not 1 <= index <= len(found):
+        raise ValueError(f"there is no skip {index}; this model has skips 1 (outermost) to {len(found)} (innermost)")
+    return found[index - 1]
+
+
+def checked(network: nn.Module, site: SkipSite) -> SkipSite:
+    """The site, with `absorbed` set if one of its readers is a norm; raises if it names a module that is not there."""
+    for path in (site.consumer, *site.readers):
+        try:
+            network.get_submodule(path)
+        except AttributeError:
+            raise ValueError(
+                f"skip {site.index} names the module {path!r}, which {type(network).__name__} does not have; "
+                "see [name for name, _ in model.named_modules()]"
+            ) from None
+    return replace(site, absorbed=site.absorbed or any(is_norm(network.get_submodule(path)) for path in site.readers))
+
+
+def refuse_repeated(network: nn.Module, sites: Sequence[SkipSite]) -> None:
+    """Raise if two sites have one index, or one place in the network."""
+    for order, site in enumerate(sites):
+        for other in sites[:order]:
+            if site.index == other.index or same_place(network, site, other):
+                raise ValueError(
+                    f"two sites on one skip: {site.index} at {site.consumer!r} ({site.entry}) and "
+                    f"{other.index} at {other.consumer!r} ({other.entry}). "
+                    "Give each skip one site and an index of its own."
+                )
+
+
+def same_place(network: nn.Module, site: SkipSite, other: SkipSite) -> bool:
+    consumer, a, b = network.get_submodule(site.consumer), site.entry, other.entry
+    if consumer is not network.get_submodule(other.consumer):
+        return False
+    if isinstance(a, Channels) and isinstance(b, Channels):
+        return a.start < b.stop and b.start < a.stop
+    if isinstance(a, Argument) and isinstance(b, Argument):
+        keys = (str(entry.name) if entry.position is None else entry.position for entry in (a, b))
+        return a.item == b.item and len({as_argument(consumer, key) for key in keys}) == 1
+    return False
 
 
 def refuse_wrapped(model: nn.Module) -> None:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from .site import Channels, SkipSite, is_norm
+from .site import LINEAR, Channels, SkipSite, is_norm, runs_as
 
-LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 AFFINE = (nn.GroupNorm, nn.LayerNorm)
 # Subclasses of these (ADM's and diffusers') that only cast to float32 and back.
 CASTING = ("GroupNorm32", "FP32LayerNorm")
@@ -87,11 +86,6 @@ def reader_slices(model: nn.Module, site: SkipSite, joined: Channels, reader: st
     if isinstance(module, _ConvNd) and module.groups != 1:
         raise cannot_fold(site, f"{reader} ({kind}) is a grouped convolution")
     return [Slice(f"{reader}.weight", joined, 0 if isinstance(module, _ConvTransposeNd) else 1)]
-
-
-def runs_as(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
-    """Whether the module is one of these kinds with its forward unchanged (a weight-normalised subclass is not)."""
-    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
 
 
 def cannot_fold(site: SkipSite, reason: str) -> ValueError:

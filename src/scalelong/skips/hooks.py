@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +11,45 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .fuse import Preserved
-from .held import NetworkHook
 from .methods import SkipScaling
 from .site import Argument, Channels, SkipSite, is_norm
 
 NAME = "skip_scaling"
+
+
+class NetworkHook:
+    """A hook that calls whatever its network holds under a name: adapters and sharding put another module there.
+
+    An object, not a closure: a deep copy of the network copies it together with the module, so that an EMA copy never
+    calls the original's. The network is referred to weakly, or it would have to wait for the garbage collector.
+    """
+
+    handle: RemovableHandle
+    """Kept with the hook because unpickling it keeps its number in the module's table from being given away again."""
+
+    def __init__(self, network: nn.Module, name: str, module: nn.Module) -> None:
+        self.reference: weakref.ref[nn.Module] | None = weakref.ref(network)
+        self.name, self.module = name, module
+
+    @property
+    def network(self) -> nn.Module | None:
+        return None if self.reference is None else self.reference()
+
+    @property
+    def held(self) -> Any:
+        """The module; its first one serves a part that was copied without its network."""
+        held = None if self.network is None else self.network._modules.get(self.name)
+        return self.module if held is None else held
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"reference": self.network}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        network = state["reference"]
+        self.__dict__ |= state | {"reference": None if network is None else weakref.ref(network)}
 
 
 class SkipHook(NetworkHook, ABC):
@@ -157,6 +190,20 @@ def forward_parameters(module: nn.Module) -> list[str]:
     return list(inspect.signature(module.forward).parameters)
 
 
+def scaled_networks(model: nn.Module) -> list[tuple[nn.Module, SkipScaling]]:
+    """The modules at or below `model` that hold a scaling, with it."""
+    held = [(module, held_scaling(module)) for module in model.modules()]
+    return [(module, scaling) for module, scaling in held if scaling is not None]
+
+
+def held_scaling(network: nn.Module) -> SkipScaling | None:
+    """The network's scaling, if it has one; of the copies that peft trains (`modules_to_save`) the one in use."""
+    held: Any = network._modules.get(NAME)
+    copies, active = getattr(held, "modules_to_save", {}), getattr(held, "active_adapters", ())
+    held = next((copies[adapter] for adapter in active if adapter in copies), held)
+    return held if isinstance(held, SkipScaling) else None
+
+
 def attached_hooks(model: nn.Module) -> Iterator[tuple[nn.Module, SkipHook]]:
     """Every skip hook at or below `model`, with its module."""
     for module in model.modules():
@@ -165,12 +212,12 @@ def attached_hooks(model: nn.Module) -> Iterator[tuple[nn.Module, SkipHook]]:
                 yield module, hook
 
 
-def detach_hooks(model: nn.Module) -> None:
-    """Remove every skip hook at or below `model`."""
+def detach_hooks(model: nn.Module, kind: type[NetworkHook] = SkipHook) -> None:
+    """Remove every hook of one kind at or below `model`."""
     # Found by type rather than through stored handles, which a deep copy or a pickle would leave behind.
-    for module in {module for module, _ in attached_hooks(model)}:
+    for module in model.modules():
         for hooks, flags in hook_tables(module):
-            for key in [key for key, value in hooks.items() if isinstance(value, SkipHook)]:
+            for key in [key for key, hook in hooks.items() if isinstance(hook, kind)]:
                 del hooks[key]
                 flags.pop(key, None)
 

@@ -1,7 +1,11 @@
-"""The scaling methods: one class each, and the registry of their names.
+"""The scaling methods, one class each: by what is the i-th skip multiplied?
 
-A method answers one question: by what is the i-th skip multiplied? To add one, subclass `SkipScaling` and give it a
-name in `METHODS`, or pass the class itself to `scale_skips`.
+To add a method:
+1. Subclass `SkipScaling` here; `coefficient(index, skip)` is all it must define. A method whose coefficients do not
+   depend on the input returns them from `constants()` as well, or subclasses `ConstantScaling`.
+2. Give it a name in `METHODS` and a row in the table of docs/models.md. Its constructor takes the sites and options.
+3. Write down what it computes in tests/skips/test_methods.py; other tests run over all of `METHODS` by themselves.
+A class can also be passed to `scale_skips` itself, without a name.
 """
 
 from __future__ import annotations
@@ -14,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .buffers import KeptBuffers
 from .gates import ACTIVATIONS, Gate, InstanceEnhance, SqueezeExcite, pool_all_but
 from .site import SkipSite
+from .state import Signed
 
 
-class SkipScaling(KeptBuffers, ABC):
+class SkipScaling(Signed, ABC):
     """Chooses the coefficient of every long skip; its parameters and buffers live in the scaled model's state dict.
 
     >>> class Halve(SkipScaling):
@@ -27,13 +31,9 @@ class SkipScaling(KeptBuffers, ABC):
     ...         return skip.new_tensor(0.5)
     """
 
-    signature: Tensor
-
     def __init__(self, sites: Sequence[SkipSite]) -> None:
         super().__init__()
         self.num_skips = innermost(sites)
-        self.signed_as = ""
-        self.register_buffer("signature", as_signature(self.signed_as))
 
     @abstractmethod
     def coefficient(self, index: int, skip: Tensor) -> Tensor | float:
@@ -49,41 +49,6 @@ class SkipScaling(KeptBuffers, ABC):
     def settings(self) -> str:
         """What must agree, besides the shapes, for weights trained with one scaling to mean the same in another."""
         return type(self).__name__
-
-    def sign(self, indices: Sequence[int], where: str) -> None:
-        """Write into the state dict, as text, which skips are scaled, how and where."""
-        self.signed_as = f"{self.settings()} {where} skips {','.join(map(str, sorted(indices)))}"
-        self.signature = as_signature(self.signed_as)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: Any,
-        local_metadata: Any,
-        strict: Any,
-        missing_keys: Any,
-        unexpected_keys: Any,
-        error_msgs: list[str],
-    ) -> None:
-        theirs, ours = text_of(state_dict.get(f"{prefix}signature")), self.signed_as
-        if theirs is not None and theirs != ours:
-            error_msgs.append(f"the weights were scaled as {theirs!r}, this model as {ours!r}: scale it alike")
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
-
-def as_signature(text: str) -> Tensor:
-    """The text's bytes, as a tensor that any checkpoint can hold."""
-    # Floats: an average of weights that takes buffers along rounds integers down at each step, and cannot have bools.
-    return torch.tensor(list(text.encode()), dtype=torch.float32, device="cpu")
-
-
-def text_of(signature: Tensor | None) -> str | None:
-    """The text of a signature, unless there is none or it has no values."""
-    if signature is None or signature.is_meta:
-        return None
-    return bytes(signature.round().clamp(0, 255).to(torch.uint8).tolist()).decode(errors="replace")
 
 
 def constant_coefficients(num_skips: int, kappa: float) -> Tensor:
@@ -207,15 +172,19 @@ class LS(SkipScaling):
         require(init is None or 0 < init < 1, f"init must lie strictly between 0 and 1, got {init}")
         super().__init__(sites)
         self.ratio, self.activation, self.init, self.gate = ratio, activation, init, gate
-        self.dims = {site.index: 1 if gate == "width" else site.channel_dim for site in sites}
-        self.keys = {site.index: self.share(site, site.width if gate == "width" else site.channels) for site in sites}
-        widths = {self.keys[site.index]: site.width if gate == "width" else site.channels for site in sites}
-        self.gates = nn.ModuleDict({key: self.make_gate(width) for key, width in widths.items()})
+        self.dims: dict[int, int] = {}
+        self.gate_names: dict[int, str] = {}
+        self.gates = nn.ModuleDict()
+        for site in sites:
+            self.dims[site.index], width = (1, site.width) if gate == "width" else (site.channel_dim, site.channels)
+            self.gate_names[site.index] = name = self.gate_name(site, width)
+            if name not in self.gates:
+                self.gates[name] = self.make_gate(width)
 
     def settings(self) -> str:
         return f"{type(self).__name__} {self.activation} gate={self.gate}"
 
-    def share(self, site: SkipSite, width: int) -> str:
+    def gate_name(self, site: SkipSite, width: int) -> str:
         """The name of the gate that serves a site."""
         return f"width{width}"
 
@@ -224,7 +193,7 @@ class LS(SkipScaling):
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
         dim = self.dims[index] % skip.ndim
-        weights = self.gates[self.keys[index]](pool_all_but(skip, dim))
+        weights = self.gates[self.gate_names[index]](pool_all_but(skip, dim))
         shape = [1] * skip.ndim
         shape[0], shape[dim] = weights.shape
         return weights.view(shape).to(skip.dtype)
@@ -233,7 +202,7 @@ class LS(SkipScaling):
 class LSIndividual(LS):
     """LS with a gate of its own for every skip."""
 
-    def share(self, site: SkipSite, width: int) -> str:
+    def gate_name(self, site: SkipSite, width: int) -> str:
         return f"skip{site.index}"
 
 

@@ -203,7 +203,9 @@ def record_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     """Run `model(*args, **kwargs)` once, in evaluation mode, and leave the model and the random state as they were."""
     record = Record(model)
     recorder = Recorder(record)
-    for tensor in tensors_in((args, in_order(model, kwargs))):
+    # In the order of the model's signature, however they are given.
+    arguments = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    for tensor in tensors_in(arguments):
         recorder.number(tensor, "input")
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -218,18 +220,9 @@ def record_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     return record
 
 
-def in_order(model: nn.Module, kwargs: Mapping[str, Any]) -> list[Any]:
-    """The keyword arguments in the order of the model's own signature."""
-    names = list(inspect.signature(model.forward).parameters)
-    return [
-        kwargs[name] for name in sorted(kwargs, key=lambda name: names.index(name) if name in names else len(names))
-    ]
-
-
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Put the model into evaluation mode; afterwards restore every module's mode, the buffers and the random state."""
-    # Flags are set directly: some models override train() to freeze or merge weights.
     modes = [(module, module.training) for module in model.modules()]
     buffers = [
         (module, name, buffer, buffer.detach().clone())
@@ -240,6 +233,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     gpus = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
     with torch.random.fork_rng(devices=list(gpus)):
         try:
+            # Flags are set directly: some models override train() to freeze or merge weights.
             for module, _ in modes:
                 module.training = False
             yield
@@ -247,14 +241,10 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for module, training in modes:
                 module.training = training
             for module, name, buffer, saved in buffers:
-                restore_buffer(module, name, buffer, saved)
-
-
-def restore_buffer(module: nn.Module, name: str, buffer: Tensor, saved: Tensor) -> None:
-    if module._buffers[name] is not buffer:
-        module._buffers[name] = buffer
-    if not buffer.is_meta and not torch.equal(buffer, saved):
-        buffer.copy_(saved)
+                if module._buffers[name] is not buffer:
+                    module._buffers[name] = buffer
+                if not buffer.is_meta and not torch.equal(buffer, saved):
+                    buffer.copy_(saved)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

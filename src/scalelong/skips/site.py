@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
+
+LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,26 @@ class SkipSite:
         return replace(self, consumer=f"{prefix}.{self.consumer}", readers=readers)
 
 
+def as_argument(module: nn.Module, key: int | str, item: int | None = None) -> Argument:
+    """The argument of the module's forward with both its position and its name, where it has them."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if isinstance(key, int):
+        return Argument(position=key, name=names[key] if key < len(names) else None, item=item)
+    return Argument(position=names.index(key) if key in names else None, name=key, item=item)
+
+
 def is_norm(module: nn.Module) -> bool:
     """Whether the module normalises its input, judged by its class name (GroupNorm32, AdaGN, RMSNorm …)."""
     names = [kind.__name__.lower() for kind in type(module).__mro__]
     return any(re.search(r"norm(\d+d?)?$|^adagn$", name) for name in names)
 
 
+def runs_as(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether the module is one of these kinds with its forward unchanged (a weight-normalised subclass is not)."""
+    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
+
+
 def number_from_innermost(sites: list[dict[str, Any]]) -> list[SkipSite]:
     """Give the sites of one forward pass, in joining order, the paper's index; returned outermost first."""
-    count = len(sites)
-    numbered = [SkipSite(index=count - order, **site) for order, site in enumerate(sites)]
-    return numbered[::-1]
+    return [SkipSite(index=index, **fields) for index, fields in enumerate(reversed(sites), start=1)]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from .discover import Join, call_of, long_skips, way_between
-from .fuse import LINEAR, runs_as
 from .record import Call, Record, record_forward
-from .site import Argument, Channels, SkipSite, is_norm, number_from_innermost
+from .site import LINEAR, Argument, Channels, SkipSite, as_argument, is_norm, number_from_innermost, runs_as
 
 COPIES = ("clone", "_to_copy", "mul", "div")
 CROPS = (*COPIES, "slice", "alias")
@@ -108,7 +106,7 @@ def find_entry(record: Record, join: Join) -> Entry:
 
 def entering(record: Record, module: nn.Module, entry: Argument | Channels) -> set[int | None]:
     """The values that enter the module there in its calls; None for a call without that argument."""
-    argument = as_argument(module, 0, None) if isinstance(entry, Channels) else entry
+    argument = as_argument(module, 0) if isinstance(entry, Channels) else entry
     calls = (call for call in record.calls if call.module is module)
     return {call_values(call).get(argument) for call in calls}
 
@@ -133,15 +131,6 @@ def feeds(record: Record, value: int, target: int, call: Call) -> bool:
     return target == value or any(value in record.values[n].inputs for n in made_inside)
 
 
-def as_argument(module: nn.Module, key: int | str, item: int | None) -> Argument:
-    """The argument with its position and its name, whichever of them the caller used."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if isinstance(key, int):
-        return Argument(position=key, name=names[key] if key < len(names) else None, item=item)
-    return Argument(position=names.index(key) if key in names else None, name=key, item=item)
-
-
 def channel_entries(record: Record, join: Join) -> Iterator[Entry]:
     """The call that alone receives the concatenated features, as its first argument."""
     features = copies_of(record, join.result, COPIES)
@@ -149,7 +138,7 @@ def channel_entries(record: Record, join: Join) -> Iterator[Entry]:
     if join.channels is None or len(receivers) != 1:
         return
     receiver = receivers[0]
-    if receiver is not None and call_values(receiver).get(as_argument(receiver.module, 0, None)) in features:
+    if receiver is not None and call_values(receiver).get(as_argument(receiver.module, 0)) in features:
         yield receiver, join.channels
 
 
