@@ -16,17 +16,15 @@ from typer.testing import CliRunner
 
 from scalelong import find_skips, scale_skips
 from scalelong.cli.commands import app
-from scalelong.compare.kappa_trials import Probe, Score
+from scalelong.compare.kappa_trials import Probe, Score, after_probe
 from scalelong.config import load_recipe
 from scalelong.diffusion import CosineSchedule, DiffusionProcess, LinearSchedule
 from scalelong.diffusion.guidance import Condition
 from scalelong.kappa.advisor import LOWEST, KappaAdvice, KappaBand, kappa_band, solve_kappa, suggest_kappa
-from scalelong.kappa.input_norms import measure_inputs
 from scalelong.kappa.recipe import joined, recipe_start, repeated
 from scalelong.models import UViT
-from scalelong.theory.laws import sum_of_squares
-from scalelong.theory.unet import TheoryUNet
-from scalelong.theory.verify_inputs import MeasuredData, cifar10_images, verify_inputs
+from scalelong.theory import TheoryUNet, measure_inputs, sum_of_squares
+from scalelong.theory.verify_inputs import cifar10_images, verify_inputs
 
 TINY = (
     *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.validation_count=10"),
@@ -77,7 +75,7 @@ def test_the_ratios_of_cifar10_with_the_linear_schedule_are_the_known_ones(share
     assert norms.mean_of_ratios == pytest.approx(1.60, rel=0.03)
     assert norms.ratio_of_means == pytest.approx(1.25, rel=0.03)
     assert norms.lemma == pytest.approx(1.225, rel=0.001)
-    (check,) = verify_inputs([MeasuredData("CIFAR-10", norms)])
+    (check,) = verify_inputs({"CIFAR-10": norms})
     assert check.passed
     assert check.measured == pytest.approx(0.8163, rel=0.03)
 
@@ -193,17 +191,18 @@ def test_a_probe_changes_the_advice_only_where_it_is_clearly_behind() -> None:
     advice = advice_for(unet_of_gain(1.0))
     close = Probe(((scored(0.9, 0.0), scored(advice.kappa, 0.015)),))
     clear = Probe(((scored(0.9, 0.0), scored(advice.kappa, 0.025)),))
-    assert advice.after(close).kappa == advice.kappa
-    assert advice.after(clear).kappa == 0.9
+    assert after_probe(advice, close).kappa == advice.kappa
+    assert after_probe(advice, clear).kappa == 0.9
     assert (close.decided, clear.decided) == (False, True)
-    assert advice.after(clear, warmup_steps=9).kappa == 0.9
-    assert advice.after(clear, warmup_steps=10).kappa == advice.kappa, "all of its 10 steps were warm-up"
+    assert after_probe(advice, clear, warmup_steps=9).kappa == 0.9
+    assert after_probe(advice, clear, warmup_steps=10).kappa == advice.kappa, "all of its 10 steps were warm-up"
 
 
 def test_the_summary_is_complete_and_survives_a_file() -> None:
     advice = advice_for(unet_of_gain(1.7))
-    advice = advice.after(Probe(((scored(0.9, 0.0), scored(advice.kappa, 0.025)),)))
-    summary = advice.summary()
+    probe = Probe(((scored(0.9, 0.0), scored(advice.kappa, 0.025)),))
+    advice = after_probe(advice, probe)
+    summary = {**advice.summary(), "probe": probe.summary()}
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert (summary["kappa"], summary["where"], summary["num_skips"]) == (0.9, "input", 6)
     assert summary["band"] == [advice.band.low, advice.band.high] and summary["reasons"] == list(advice.reasons)

@@ -113,30 +113,35 @@ def kappa(
         from ..kappa.recipe import advise_recipe
 
         config = load_recipe(recipe, overrides or [])
-        advice = advise_recipe(config)
+        advice, trials = advise_recipe(config), None
         if probe:
             folder = out or Path("runs") / f"{config.name}-probe"
-            advice = with_probe(advice, config, folder, probe_steps, quiet=json)
+            advice, trials = with_probe(advice, config, folder, probe_steps, quiet=json)
         if figure is not None:
             from ..kappa.figure import draw_advice
 
             draw_advice(advice, figure)
     if json:
-        typer.echo(json_format.dumps(advice.summary(), indent=2, ensure_ascii=False))
+        summary = {**advice.summary(), "probe": None if trials is None else trials.summary()}
+        typer.echo(json_format.dumps(summary, indent=2, ensure_ascii=False))
     else:
         print_advice(config.name, advice)
+        if trials is not None:
+            print_probe(trials)
         print_line(f"to use it: {command_for(advice, recipe, overrides or [])}")
 
 
-def with_probe(advice: KappaAdvice, config: Config, folder: Path, steps: int | None, *, quiet: bool) -> KappaAdvice:
-    from ..compare.kappa_trials import probe_kappas, spread_over
+def with_probe(
+    advice: KappaAdvice, config: Config, folder: Path, steps: int | None, *, quiet: bool
+) -> tuple[KappaAdvice, Probe]:
+    from ..compare.kappa_trials import after_probe, probe_kappas, spread_over
     from ..training.display import Silent
     from .display import choose_display
 
     kappas = spread_over(advice.band, advice.kappa)
     display = Silent() if quiet else choose_display()
     probe = probe_kappas(config, kappas, folder, where=advice.where, steps=steps, display=display)
-    return advice.after(probe, warmup_steps=config.optim.warmup_steps)
+    return after_probe(advice, probe, warmup_steps=config.optim.warmup_steps), probe
 
 
 def print_advice(name: str, advice: KappaAdvice) -> None:
@@ -145,8 +150,6 @@ def print_advice(name: str, advice: KappaAdvice) -> None:
     print_line(f"{name}: κ = {advice.kappa}{where} ({band})", style="bold")
     for reason in advice.reasons:
         print_line(f"- {reason}")
-    if advice.probe is not None:
-        print_probe(advice.probe)
 
 
 def command_for(advice: KappaAdvice, recipe: str, overrides: list[str]) -> str:

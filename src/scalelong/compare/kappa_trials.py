@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from ..config import Config
 from ..guard.nonfinite import TrainingDiverged
-from ..kappa.advisor import DECIMALS, KappaBand
-from ..kappa.recipe import open_validation
+from ..kappa.advisor import DECIMALS, KappaAdvice, KappaBand
 from ..monitor.readings import with_nulls
 from ..runs import Run, RunError, find_start
 from ..runs.model import load_network
 from ..training import Display, train
+from ..training.validation import open_validation
 from ..utils.atomic import Files, atomic_write, to_json
 
 WARNING = (
@@ -204,3 +204,19 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
     if not values.isfinite().all():
         return math.inf, 0.0
     return values.mean().item(), values.std().item() / math.sqrt(len(values))
+
+
+def after_probe(advice: KappaAdvice, probe: Probe, *, warmup_steps: int = 0) -> KappaAdvice:
+    """The advice once runs were compared: κ stays unless it was clearly behind the probe's best.
+
+    A probe that ends within the warm-up, at learning rates far below the recipe's, decides nothing.
+    """
+    kappa = advice.kappa
+    if probe.steps <= warmup_steps:
+        reason = f"The probe's {probe.steps} steps lie within the warm-up of {warmup_steps}: it decides nothing."
+    elif not probe.rules_out(kappa):
+        reason = f"In the probe κ = {kappa} was not clearly behind any other value."
+    else:
+        kappa = probe.best
+        reason = f"In the probe κ = {advice.kappa} was clearly behind κ = {kappa}, which is recommended instead."
+    return replace(advice, kappa=kappa, reasons=(*advice.reasons, reason))
