@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from scalelong import scale_skips
 from scalelong.diffusion import DiffusionProcess, LinearSchedule
 from scalelong.models import UViT
-from scalelong.monitor.monitor import SkipMonitor
-from scalelong.monitor.watching import blocks_of
+from scalelong.monitor import SkipMonitor
+from scalelong.monitor.hooks import blocks_of
 
 STEPS, CALM, BATCH, RATE = 60, 20, 16, 1e-3
 CASES = 2
@@ -87,7 +87,7 @@ def plant_all(seeds: Sequence[int]) -> Iterator[Planted]:
 
 def targets(model: nn.Module, plant: str) -> list[str]:
     if plant == "skip":
-        return [str(index) for index, _ in SkipMonitor(model).layout.skips]
+        return [str(site.index) for site in SkipMonitor(model).sites]
     return [name for name in blocks_of(model) if name.startswith(BLOCKS)]
 
 

@@ -35,7 +35,7 @@ from safetensors.torch import save_file
 from scalelong.cli.commands import app
 from scalelong.data import Batch
 from scalelong.evaluation import Evaluator, periodic
-from scalelong.monitor.monitor import SkipMonitor
+from scalelong.monitor import SkipMonitor
 from scalelong.monitor.readings import with_nulls
 from scalelong.runs import Run
 from scalelong.training import due
@@ -174,7 +174,7 @@ def keep_readings(plan: dict[str, Any], rank: int) -> None:
     """Train, and write what this process's own monitor read beside the log that the first one writes."""
     trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []), monitor=SkipMonitor)
     trainer.run()
-    readings = [with_nulls(reading.as_dict()) for reading in trainer.monitor.readings()]
+    readings = with_nulls(trainer.monitor.readings())
     (Path(plan["out"]) / f"readings-{rank}.json").write_text(json.dumps(readings), encoding="utf-8")
 
 

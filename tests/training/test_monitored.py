@@ -10,8 +10,7 @@ import torch
 from run_cases import SignalAt, assert_same_run, final_tensors, lasting_metrics, run_tiny, tiny
 
 from scalelong.config import RecipeError
-from scalelong.monitor.diagnosis import Diagnosis
-from scalelong.monitor.monitor import SkipMonitor
+from scalelong.monitor import Diagnosis, SkipMonitor
 from scalelong.training import Display
 
 WATCHED = ("training.monitor_every=1", "training.steps=12", "scaling.method=ls")

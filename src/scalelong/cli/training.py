@@ -98,7 +98,7 @@ def train(
 
         monitor = None
         if config.training.monitor_every is not None:
-            from ..monitor.monitor import SkipMonitor as monitor
+            from ..monitor import SkipMonitor as monitor
         evaluate = None
         if config.evaluation.every is not None:
             evaluate = open_evaluator

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from ..config import Config, parse_recipe
 from ..evaluation import Evaluator, Plan, evaluate_run
 from ..guard.nonfinite import TrainingDiverged
-from ..monitor.monitor import SkipMonitor
+from ..monitor import SkipMonitor
 from ..runs import Run
 from ..training import Display, train
 from ..utils.process import keep_freed_memory

@@ -10,7 +10,7 @@ from typing import Any
 from .logger import RunLogger
 
 MakeMonitor = Callable[..., Any]
-"""`scalelong.monitor.monitor.SkipMonitor`, or what is called like it."""
+"""`scalelong.monitor.SkipMonitor`, or what is called like it."""
 
 
 class Watching:
