@@ -23,7 +23,8 @@ from scalelong.diffusion.guidance import Condition
 from scalelong.kappa.advisor import LOWEST, KappaAdvice, KappaBand, kappa_band, solve_kappa, suggest_kappa
 from scalelong.kappa.recipe import joined, recipe_start, repeated
 from scalelong.models import UViT
-from scalelong.theory import TheoryUNet, measure_inputs, sum_of_squares
+from scalelong.theory import TheoryUNet, measure_inputs
+from scalelong.theory.laws import sum_of_squares
 from scalelong.theory.verify_inputs import cifar10_images, verify_inputs
 
 TINY = (

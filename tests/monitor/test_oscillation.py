@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scalelong import scale_skips
 from scalelong.models import UViT
-from scalelong.monitor import Diagnosis, SkipMonitor
+from scalelong.monitor import Diagnosis, SkipMonitor, oscillation_index
 from scalelong.monitor.oscillation import LIMIT, Finder, swing_index
 from scalelong.monitor.readings import Table
 
@@ -191,3 +191,14 @@ def test_features_that_are_not_finite_from_the_start_are_told_with_the_first_blo
     assert str(finder.found) == (
         "from step 10 on features are not finite, first in mid, before there were readings enough to see why."
     )
+
+
+def test_the_index_is_the_relative_total_variation_and_growth_is_no_swing() -> None:
+    noise = torch.rand(20, 5, dtype=torch.float64) + 1
+    by_hand = (noise[1:] - noise[:-1]).abs().mean(dim=0) / noise.mean(dim=0)
+    assert torch.allclose(oscillation_index(noise), by_hand)
+    assert torch.allclose(oscillation_index(8 * noise), oscillation_index(noise))
+    growth = noise.cumsum(dim=0)
+    assert (oscillation_index(growth) > 0).all() and swing_index(growth).abs().max() < 1e-12
+    assert oscillation_index(torch.ones(9, 1)).item() == 0 == swing_index(torch.zeros(9, 1)).item()
+    assert oscillation_index(torch.tensor([[1.0], [torch.inf]])).isnan().all()
