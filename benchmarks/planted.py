@@ -179,7 +179,7 @@ class Skip(Output):
     def __init__(self, model: nn.Module, target: str, amount: float) -> None:
         self.model, self.amount, self.index = model, amount, int(target) - 1
         scale_skips(model, "uniform", value=0.7)
-        (self.values,) = [b for name, b in model.named_buffers() if "skip_scaling" in name and b.is_floating_point()]
+        self.values = model.get_buffer("skip_scaling.coefficients")
         self.calm = self.values.clone()
 
     def shake(self, larger: bool, optimizer: torch.optim.Optimizer) -> None:

@@ -33,7 +33,7 @@ NO_LOWER_END = (
     f"considers no κ below {LOWEST}."
 )
 
-# How far apart two values of κ must lie to be told apart in what they do.
+# Values of κ that differ by less do the same.
 DECIMALS = 2
 
 
