@@ -28,8 +28,7 @@ from planted import PLANTS, Planted, plant_all
 
 from scalelong.config import load_recipe
 from scalelong.guard.nonfinite import TrainingDiverged
-from scalelong.monitor.diagnosis import Diagnosis
-from scalelong.monitor.monitor import SkipMonitor
+from scalelong.monitor import Diagnosis, SkipMonitor
 from scalelong.runs import read_metrics
 from scalelong.training import train
 from scalelong.training.display import Silent
@@ -147,10 +146,9 @@ def trained(network: Network, source: tuple[str, ...], method: str, rate: float,
 def replayed(monitor: SkipMonitor, every: int) -> Diagnosis | None:
     """What the diagnosis would have been with fewer readings of the same run."""
     twin = SkipMonitor(monitor.model, every=every, probe_every=None)
-    twin.watch.order = monitor.watch.order
-    twin.pending = [
-        (step, torch.tensor(row, dtype=torch.float64)) for step, row, _ in monitor.records if step % every == 0
-    ]
+    twin.hooks.order = monitor.hooks.order
+    count = len(twin.table.names)
+    twin.pending = [(step, row[:count]) for step, row in monitor.records if step % every == 0]
     return twin.diagnosis()
 
 

@@ -26,7 +26,7 @@ from common import bootstrap_median
 from torch import Tensor, nn
 
 from scalelong.models import example_inputs, preset
-from scalelong.monitor.monitor import SkipMonitor
+from scalelong.monitor import SkipMonitor
 
 GOAL = 0.03
 DEFAULTS = {name: inspect.signature(SkipMonitor).parameters[name].default for name in ("every", "probe_every")}

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from scalelong import scale_skips
 from scalelong.diffusion import DiffusionProcess, LinearSchedule
 from scalelong.models import UViT
-from scalelong.monitor.monitor import SkipMonitor
-from scalelong.monitor.watching import blocks_of
+from scalelong.monitor import SkipMonitor
+from scalelong.monitor.hooks import blocks_of
 
 STEPS, CALM, BATCH, RATE = 60, 20, 16, 1e-3
 CASES = 2
@@ -87,7 +87,7 @@ def plant_all(seeds: Sequence[int]) -> Iterator[Planted]:
 
 def targets(model: nn.Module, plant: str) -> list[str]:
     if plant == "skip":
-        return [str(index) for index, _ in SkipMonitor(model).layout.skips]
+        return [str(site.index) for site in SkipMonitor(model).sites]
     return [name for name in blocks_of(model) if name.startswith(BLOCKS)]
 
 
@@ -179,7 +179,7 @@ class Skip(Output):
     def __init__(self, model: nn.Module, target: str, amount: float) -> None:
         self.model, self.amount, self.index = model, amount, int(target) - 1
         scale_skips(model, "uniform", value=0.7)
-        (self.values,) = [b for name, b in model.named_buffers() if "skip_scaling" in name and b.is_floating_point()]
+        self.values = model.get_buffer("skip_scaling.coefficients")
         self.calm = self.values.clone()
 
     def shake(self, larger: bool, optimizer: torch.optim.Optimizer) -> None:

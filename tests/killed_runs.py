@@ -170,7 +170,7 @@ def keep_readings(plan: dict[str, Any], rank: int) -> None:
     """Train, and write what this process's own monitor read beside the log that the first one writes."""
     trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []))
     trainer.train()
-    readings = [with_nulls(reading.as_dict()) for reading in trainer.monitor.readings()]
+    readings = with_nulls(trainer.monitor.readings())
     (Path(plan["out"]) / f"readings-{rank}.json").write_text(json.dumps(readings), encoding="utf-8")
 
 

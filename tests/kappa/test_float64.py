@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from scalelong import find_skips
 from scalelong.config import build_model, load_recipe
 from scalelong.kappa.block_gain import measure_gain
-from scalelong.kappa.recipe import open_validation
-from scalelong.theory.unet import TheoryUNet
+from scalelong.theory import TheoryUNet
+from scalelong.training.validation import open_validation
 
 
 class WithoutFloat64(TorchFunctionMode):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from scalelong import Channels, SkipSite, find_skips, scale_skips
 from scalelong.kappa.block_gain import BlockGain, measure_gain
 from scalelong.models import UViT
-from scalelong.theory.unet import TheoryUNet
+from scalelong.theory import TheoryUNet
 
 
 def orthogonal_unet(pair_gains: list[float], width: int = 16) -> TheoryUNet:

@@ -1,4 +1,4 @@
-"""Laws of the κ advisor: exact bands, what is measured on data, what is recommended, and the probe."""
+"""Laws of the κ advisor: exact bands, what is measured on data, and what is recommended."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from typer.testing import CliRunner
 
 from scalelong import find_skips, scale_skips
 from scalelong.cli.app import app
-from scalelong.compare.kappa_trials import Probe, Score
 from scalelong.config import load_recipe
 from scalelong.diffusion import CosineSchedule, DiffusionProcess, LinearSchedule
 from scalelong.diffusion.guidance import Condition
 from scalelong.kappa.advisor import LOWEST, KappaAdvice, KappaBand, kappa_band, solve_kappa, suggest_kappa
-from scalelong.kappa.input_norms import measure_inputs
 from scalelong.kappa.recipe import joined, recipe_start, repeated
 from scalelong.models import UViT
+from scalelong.theory import TheoryUNet, measure_inputs
 from scalelong.theory.laws import sum_of_squares
-from scalelong.theory.unet import TheoryUNet
-from scalelong.theory.verify_inputs import MeasuredData, cifar10_images, verify_inputs
+from scalelong.theory.verify_inputs import cifar10_images, verify_inputs
 
 TINY = (
     *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.validation_count=10"),
@@ -77,7 +75,7 @@ def test_the_ratios_of_cifar10_with_the_linear_schedule_are_the_known_ones(share
     assert norms.mean_of_ratios == pytest.approx(1.60, rel=0.03)
     assert norms.ratio_of_means == pytest.approx(1.25, rel=0.03)
     assert norms.lemma == pytest.approx(1.225, rel=0.001)
-    (check,) = verify_inputs([MeasuredData("CIFAR-10", norms)])
+    (check,) = verify_inputs({"CIFAR-10": norms})
     assert check.passed
     assert check.measured == pytest.approx(0.8163, rel=0.03)
 
@@ -185,31 +183,13 @@ def test_where_norms_absorb_constants_it_says_so_and_recommends_after_norm_or_ls
     assert "scaling.where=after-norm" in advice.reasons[-1] and "LS" in advice.reasons[-1]
 
 
-def scored(kappa: float, behind: float, steps: int = 10) -> Score:
-    return Score(kappa, steps, 1 + behind, 0.1, behind, 0.01)
-
-
-def test_a_probe_changes_the_advice_only_where_it_is_clearly_behind() -> None:
-    advice = advice_for(unet_of_gain(1.0))
-    close = Probe(((scored(0.9, 0.0), scored(advice.kappa, 0.015)),))
-    clear = Probe(((scored(0.9, 0.0), scored(advice.kappa, 0.025)),))
-    assert advice.after(close).kappa == advice.kappa
-    assert advice.after(clear).kappa == 0.9
-    assert (close.decided, clear.decided) == (False, True)
-    assert advice.after(clear, warmup_steps=9).kappa == 0.9
-    assert advice.after(clear, warmup_steps=10).kappa == advice.kappa, "all of its 10 steps were warm-up"
-
-
 def test_the_summary_is_complete_and_survives_a_file() -> None:
     advice = advice_for(unet_of_gain(1.7))
-    advice = advice.after(Probe(((scored(0.9, 0.0), scored(advice.kappa, 0.025)),)))
     summary = advice.summary()
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-    assert (summary["kappa"], summary["where"], summary["num_skips"]) == (0.9, "input", 6)
+    assert (summary["kappa"], summary["where"], summary["num_skips"]) == (advice.kappa, "input", 6)
     assert summary["band"] == [advice.band.low, advice.band.high] and summary["reasons"] == list(advice.reasons)
     assert (summary["block_gain"], summary["path_gains"]) == (advice.gain.gain, advice.gain.path_gains)
-    assert (summary["probe"]["best"], summary["probe"]["decided"]) == (0.9, True)
-    assert [score["kappa"] for score in summary["probe"]["rounds"][0]] == [0.9, pytest.approx(1 / 1.7, abs=0.01)]
 
 
 def test_the_command_prints_the_value_the_band_the_reasons_and_what_to_run() -> None:
@@ -219,26 +199,22 @@ def test_the_command_prints_the_value_the_band_the_reasons_and_what_to_run() -> 
     assert re.fullmatch(r"digits: κ = [\d.]+ \(band [\d.]+ to [\d.]+\)", lines[0])
     assert lines[1].startswith("- ‖ε‖²/‖x_t‖² over 10,000 noised images: ratio of means")
     own = " ".join([*SETS, "--set", "diffusion.prediction=epsilon"])
-    found = re.fullmatch(r"to use it: scalelong train digits (.*) --set scaling.method=cs .*kappa=[\d.]+", lines[-1])
+    found = re.fullmatch(r"to use it: scalelong train digits (.*) --set scaling.method=cs .*kappa=[\d.]+", lines[-2])
     assert found is not None and found[1] == own
+    assert lines[-1].startswith("to compare values of κ: scalelong compare digits --methods none,cs:kappa=")
+    assert lines[-1].endswith(own)
 
 
-def test_the_command_gives_json_draws_the_figure_and_probes(tmp_path: Path) -> None:
+def test_the_command_gives_json_and_draws_the_figure(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    figure, out = tmp_path / "kappa.png", tmp_path / "probe"
-    options = ("--json", "--figure", figure, "--probe", "--probe-steps", 1, "--out", out)
+    figure = tmp_path / "kappa.png"
+    options = ("--json", "--figure", figure)
     result = run("kappa", "digits", *SETS, *options)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["num_skips"] == 2 and len(found["path_gains"]) == 2
-    assert found["band"][0] <= found["band"][1] and len(found["probe"]["rounds"]) >= 1
+    assert found["band"][0] <= found["band"][1]
     assert figure.stat().st_size > 10_000
-
-
-def test_the_probes_warning_is_printed(tmp_path: Path) -> None:
-    result = run("kappa", "digits", *SETS, "--probe", "--probe-steps", 1, "--out", tmp_path)
-    assert "warning: early steps mislead" in result.stdout
-    assert re.search(r"- The probe's \d steps lie within the warm-up of 100: it decides nothing.", result.stdout)
 
 
 def test_a_figure_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

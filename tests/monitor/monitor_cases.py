@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from scalelong import scale_skips
 from scalelong.models import UViT
+from scalelong.monitor import SkipMonitor
 
 
 def uvit(**options: Any) -> UViT:
@@ -82,3 +86,32 @@ class Joins(TorchFunctionMode):
     def of(self, index: int) -> tuple[Tensor, Tensor]:
         """Trunk and skip of skip `index`, 1 = outermost."""
         return self.trunks[-index], self.skips[-index]
+
+
+def scaled(kind: str, method: str, **options: object) -> nn.Module:
+    model = NETWORKS[kind](**options).train()
+    return scale_skips(model, method)
+
+
+def read_one_step(model: nn.Module, optimizer: torch.optim.Optimizer, probe: int | None = None) -> dict[str, float]:
+    with SkipMonitor(model, every=1, probe_every=probe) as monitor:
+        train_step(model, optimizer, seed=0)
+        assert monitor.step()
+    (reading,) = monitor.readings()
+    return reading
+
+
+def skips_of(reading: dict[str, float]) -> list[int]:
+    return [int(name[4:-8]) for name in reading if re.fullmatch(r"skip\d+/feature", name)]
+
+
+def blocks_in(reading: dict[str, float]) -> list[str]:
+    return [name[6:-8] for name in reading if re.fullmatch("block/.*/feature", name)]
+
+
+def number(tensor: Tensor) -> float:
+    return tensor.detach().float().item()
+
+
+def per_image(features: Tensor) -> float:
+    return number(features.detach().norm() / math.sqrt(len(features)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scalelong.theory.unet import TheoryUNet
+from scalelong.theory import TheoryUNet
 
 
 def seeded(width: int = 16, num_skips: int = 3, *, seed: int = 0, block_depth: int = 2) -> TheoryUNet:

@@ -1,4 +1,4 @@
-"""A run that is monitored trains to the same weights, and goes on exactly where it stopped."""
+"""A run that is monitored trains to the same weights, and resumes exactly where it stopped."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ import torch
 from run_cases import SignalAt, assert_same_run, final_tensors, lasting_metrics, run_tiny, tiny
 
 from scalelong.config import RecipeError
-from scalelong.monitor.diagnosis import Diagnosis
-from scalelong.monitor.monitor import SkipMonitor
+from scalelong.monitor import Diagnosis, SkipMonitor
 from scalelong.training import Display
 
-WATCHED = ("training.monitor_every=1", "training.steps=12", "scaling.method=ls")
+MONITORED = ("training.monitor_every=1", "training.steps=12", "scaling.method=ls")
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("watched")
-    run_tiny(out / "run", *WATCHED)
+def monitored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("monitored")
+    run_tiny(out / "run", *MONITORED)
     return out / "run"
 
 
-def test_a_monitored_run_has_the_same_weights_and_losses(watched: Path, tmp_path: Path) -> None:
-    run_tiny(tmp_path / "plain", *WATCHED[1:])
-    found, expected = final_tensors(watched), final_tensors(tmp_path / "plain")
+def test_a_monitored_run_has_the_same_weights_and_losses(monitored: Path, tmp_path: Path) -> None:
+    run_tiny(tmp_path / "plain", *MONITORED[1:])
+    found, expected = final_tensors(monitored), final_tensors(tmp_path / "plain")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
-    lines = lasting_metrics(watched)
+    lines = lasting_metrics(monitored)
     readings = [line for line in lines if "skip1/feature" in line]
     assert [line["step"] for line in readings] == list(range(1, 13))
     assert ["robustness" in line for line in readings] == [step == 10 for step in range(1, 13)]
     assert [line for line in lines if "lr" in line] == lasting_metrics(tmp_path / "plain")
 
 
-def test_a_monitored_run_that_was_stopped_goes_on_as_if_it_had_not_been(watched: Path, tmp_path: Path) -> None:
+def test_a_monitored_run_that_was_stopped_resumes_as_if_it_had_not_been(monitored: Path, tmp_path: Path) -> None:
     display = SignalAt(7, signal.SIGTERM)
-    assert run_tiny(tmp_path / "run", *WATCHED, display=display).step == 7
-    assert run_tiny(tmp_path / "run", *WATCHED).finished
-    assert_same_run(tmp_path / "run", watched)
+    assert run_tiny(tmp_path / "run", *MONITORED, display=display).step == 7
+    assert run_tiny(tmp_path / "run", *MONITORED).finished
+    assert_same_run(tmp_path / "run", monitored)
 
 
 FOUND = Diagnosis(6, "mid_block", 0.4, "mid_block", 0.4, skip=1, consumer="out_blocks.0", skip_swing=0.3)

@@ -1,4 +1,4 @@
-"""What the monitor reads is of the whole batch, whoever computes it: one process, two, shards, or accumulated parts."""
+"""What the monitor reads is of the whole batch: with one process, two, shards, or accumulated micro-batches."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from run_cases import assert_same_run, in_processes, lasting_metrics
 
-WATCHED = ["training.monitor_every=1", "training.steps=10", "scaling.method=ls"]
-SHARDED = [*WATCHED, "training.parallel=fsdp"]
-PARTS = [*WATCHED, "training.grad_accumulation=2"]
+MONITORED = ["training.monitor_every=1", "training.steps=10", "scaling.method=ls"]
+SHARDED = [*MONITORED, "training.parallel=fsdp"]
+PARTS = [*MONITORED, "training.grad_accumulation=2"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same recipe by `one` process, by two (`ddp`, `fsdp`), killed on the way (`…-killed`), and in `parts`."""
-    folder = tmp_path_factory.mktemp("watched")
-    two = {"ddp": WATCHED, "fsdp": SHARDED}
+    folder = tmp_path_factory.mktemp("monitored")
+    two = {"ddp": MONITORED, "fsdp": SHARDED}
     whole = [{"out": folder / name, "processes": 2, "overrides": sets, "readings": True} for name, sets in two.items()]
     killed = [
         {"out": folder / f"{name}-killed", "processes": 2, "overrides": sets, "kills": 1, "seed": 2}
         for name, sets in two.items()
     ]
     in_processes(
-        {"out": folder / "one", "overrides": WATCHED},
+        {"out": folder / "one", "overrides": MONITORED},
         {"out": folder / "parts", "processes": 2, "overrides": PARTS},
         *whole,
         *killed,
@@ -63,11 +63,11 @@ def test_every_process_reads_the_same_to_the_bit_and_one_writes(runs: Path, kind
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_watched_run_that_was_killed_goes_on_with_its_windows(runs: Path, kind: str) -> None:
+def test_a_monitored_run_that_was_killed_resumes_with_its_windows(runs: Path, kind: str) -> None:
     assert_same_run(runs / f"{kind}-killed", runs / kind)
 
 
-def test_accumulated_parts_are_read_as_one_batch(runs: Path) -> None:
+def test_accumulated_micro_batches_are_read_as_one_batch(runs: Path) -> None:
     # The probe is of the last part, which is all of the batch that is still there.
     wanted = [{key: value for key, value in line.items() if "robust" not in key} for line in readings(runs / "one")]
     for one, parts in zip(wanted, readings(runs / "parts"), strict=True):

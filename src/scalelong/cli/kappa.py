@@ -13,32 +13,24 @@ from .console import print_line, user_errors
 from .options import Overrides, Recipe
 
 if TYPE_CHECKING:
-    from ..compare.kappa_trials import Probe
-    from ..config import Config
     from ..kappa.advisor import KappaAdvice
 
 
 def kappa(
     recipe: Recipe,
     overrides: Overrides = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Train briefly over the band.")] = False,
-    probe_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of the first round; a twentieth of the recipe's if not given.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the probe's runs; runs/<recipe>-probe.")] = None,
     figure: Annotated[Path | None, typer.Option(metavar="PATH", help="Draw what was measured.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
 ) -> None:
     """Recommend κ for a recipe from its data, schedule and network.
 
     Measures the size of the target beside the input, solves the band of κ for the network's number of skips, and
-    measures the block gain. With --probe short matched runs over the band are compared by their validation loss.
+    measures the block gain. The last line compares values of the band by training.
 
     \b
     Examples:
       scalelong kappa digits
       scalelong kappa cifar10-tiny-uvit --set data.source=../shared/data/cifar10 --figure kappa.png
-      scalelong kappa digits --probe --probe-steps 200
       scalelong kappa cifar10-tiny-unet --json
     """
     if figure is not None:
@@ -50,9 +42,6 @@ def kappa(
 
         config = load_recipe(recipe, overrides or [])
         advice = advise_recipe(config)
-        if probe:
-            folder = out or Path("runs") / f"{config.name}-probe"
-            advice = with_probe(advice, config, folder, probe_steps, quiet=json)
         if figure is not None:
             from ..kappa.figure import draw_advice
 
@@ -62,17 +51,7 @@ def kappa(
     else:
         print_advice(config.name, advice)
         print_line(f"to use it: {command_for(advice, recipe, overrides or [])}")
-
-
-def with_probe(advice: KappaAdvice, config: Config, folder: Path, steps: int | None, *, quiet: bool) -> KappaAdvice:
-    from ..compare.kappa_trials import probe_kappas, spread_over
-    from ..training.logger import Silent
-    from .display import choose_display
-
-    kappas = spread_over(advice.band, advice.kappa)
-    display = Silent() if quiet else choose_display()
-    probe = probe_kappas(config, kappas, folder, where=advice.where, steps=steps, display=display)
-    return advice.after(probe, warmup_steps=config.optim.warmup_steps)
+        print_line(f"to compare values of κ: {comparison_for(advice, recipe, overrides or [])}")
 
 
 def print_advice(name: str, advice: KappaAdvice) -> None:
@@ -81,8 +60,6 @@ def print_advice(name: str, advice: KappaAdvice) -> None:
     print_line(f"{name}: κ = {advice.kappa}{where} ({band})", style="bold")
     for reason in advice.reasons:
         print_line(f"- {reason}")
-    if advice.probe is not None:
-        print_probe(advice.probe)
 
 
 def command_for(advice: KappaAdvice, recipe: str, overrides: list[str]) -> str:
@@ -93,13 +70,10 @@ def command_for(advice: KappaAdvice, recipe: str, overrides: list[str]) -> str:
     return " ".join(["scalelong train", quote(recipe), *(f"--set {quote(override)}" for override in sets)])
 
 
-def print_probe(probe: Probe) -> None:
-    from ..compare.kappa_trials import WARNING
-
-    for scores in probe.rounds:
-        print_line(f"probe, {scores[0].steps} steps: validation loss")
-        for score in scores:
-            behind = "" if score is scores[0] else f", behind by {score.behind:.4f} ± {score.behind_error:.4f}"
-            loss = "diverged" if score.diverged else f"{score.loss:.4f} ± {score.standard_error:.4f}{behind}"
-            print_line(f"  κ = {score.kappa}: {loss}")
-    print_line(f"warning: {WARNING}", style="yellow")
+def comparison_for(advice: KappaAdvice, recipe: str, overrides: list[str]) -> str:
+    """What trains with the recommended κ and the ends of the band, from the same weights on the same batches."""
+    where = "" if advice.where == "input" else f":where={advice.where}"
+    kappas = sorted({round(advice.band.low, 2), advice.kappa, round(advice.band.high, 2)} - {0.0})
+    methods = ",".join(["none", *(f"cs:kappa={kappa}{where}" for kappa in kappas)])
+    own = [f"--set {quote(override)}" for override in overrides if not override.startswith("scaling.")]
+    return " ".join(["scalelong compare", quote(recipe), "--methods", quote(methods), *own])

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config, build_model
-from ..kappa.recipe import open_validation
 from ..monitor.readings import with_nulls
 from ..runs import Run, read_metrics
 from ..runs.model import load_network
-from ..training.validation import Validation
+from ..training.validation import Validation, open_validation
 from ..utils.atomic import Files, atomic_write, to_json
 from ..utils.rng import keyed_generator
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,12 +15,9 @@ from ..diffusion import DiffusionProcess, Prediction, Schedule, noise_predictor
 from ..diffusion.samplers import Predictor
 from ..skips import SkipSite, constant_coefficients, find_skips, surviving_share
 from ..skips.absorb import MOSTLY
+from ..theory.input_norms import InputNorms, measure_inputs
 from ..theory.laws import sum_of_squares
 from .block_gain import BlockGain, measure_gain
-from .input_norms import InputNorms, measure_inputs
-
-if TYPE_CHECKING:
-    from ..compare.kappa_trials import Probe
 
 PAPER_LIMIT, PAPER_SHARE = 5.0, 0.97
 """Section 4.1: Σκ_j² should stay below 5, because more than 97 % of the ratios ‖ε‖²/‖x_t‖² do."""
@@ -36,7 +33,7 @@ NO_LOWER_END = (
     f"considers no κ below {LOWEST}."
 )
 
-# How far apart two values of κ must lie to be told apart in what they do.
+# Values of κ that differ by less do the same.
 DECIMALS = 2
 
 
@@ -91,24 +88,9 @@ class KappaAdvice:
     surviving: float
     """The share of the scaling that gets past the norms which read the skips; 1 where there are none."""
     reasons: tuple[str, ...]
-    probe: Probe | None = None
-
-    def after(self, probe: Probe, *, warmup_steps: int = 0) -> KappaAdvice:
-        """The advice once runs were compared: κ stays unless it was clearly behind the probe's best.
-
-        A probe that ends within the warm-up, at rates far below the recipe's, decides nothing.
-        """
-        if probe.steps <= warmup_steps:
-            verdict = f"The probe's {probe.steps} steps lie within the warm-up of {warmup_steps}: it decides nothing."
-            return replace(self, probe=probe, reasons=(*self.reasons, verdict))
-        if not probe.rules_out(self.kappa):
-            verdict = f"In the probe κ = {self.kappa} was not clearly behind any other value."
-            return replace(self, probe=probe, reasons=(*self.reasons, verdict))
-        verdict = f"In the probe κ = {self.kappa} was clearly behind κ = {probe.best}, which is recommended instead."
-        return replace(self, probe=probe, kappa=probe.best, reasons=(*self.reasons, verdict))
 
     def summary(self) -> dict[str, Any]:
-        """All but the numbers of single images, as JSON has it: what `scalelong kappa --json` prints."""
+        """All but the numbers of single images, for JSON: what `scalelong kappa --json` prints."""
         norms, gain = self.norms, self.gain
         return {
             "kappa": self.kappa,
@@ -126,7 +108,6 @@ class KappaAdvice:
             "largest_kappa": gain.largest_kappa,
             "surviving": self.surviving,
             "reasons": list(self.reasons),
-            "probe": None if self.probe is None else self.probe.summary(),
         }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..theory.figures import BLUE, GREEN, GREY, ORANGE, figure
 from ..theory.laws import sum_of_squares
-from ..theory.plotting import BLUE, GREEN, GREY, ORANGE, figure
 from .advisor import KappaAdvice
 
 

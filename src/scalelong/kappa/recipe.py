@@ -1,4 +1,4 @@
-"""A recipe's network as it starts, the images it would see, what is held out, and the κ advice for it."""
+"""A recipe's network as it starts, the images it would see, and the κ advice for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ..config.schema import ScalingConfig
 from ..diffusion import Schedule
 from ..diffusion.guidance import Condition
 from ..diffusion.samplers import Predictor
-from ..training.validation import Validation
 from ..utils.device import best_device
 from .advisor import GAIN_IMAGES, KappaAdvice, suggest_kappa
 
@@ -57,15 +56,6 @@ def advise_recipe(config: Config) -> KappaAdvice:
     """Measure the recipe's network as it starts, without scaling, on what it would train on."""
     start, prediction = recipe_start(config), config.diffusion.prediction
     return suggest_kappa(start.model, start.images, start.schedule, prediction=prediction, predict=start.predict)
-
-
-def open_validation(config: Config) -> Validation:
-    """The validation loss as the recipe's trainer measures it."""
-    inputs = open_inputs(config)
-    inputs.batches.close()
-    conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
-    size, device = config.training.batch_size, best_device()
-    return Validation(inputs.validation, process, conditioning, seed=config.seed, batch_size=size, device=device)
 
 
 def joined(conditions: Sequence[Condition]) -> Condition:

@@ -13,7 +13,6 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,20 +22,14 @@ from ..skips import SkipSite
 from ..skips.apply import scaled_networks
 from ..skips.find import Choice, ExampleInputs, choose_sites, compiled_elsewhere, refuse_other_objects
 from ..skips.hooks import attached_hooks
-from .diagnosis import Diagnosis, Finder
-from .oscillation import beyond_noise, oscillation_index, swing_index
-from .readings import Layout, Reading, flat, with_nulls
+from .hooks import SkipHooks
+from .oscillation import Diagnosis, Finder
+from .processes import Processes, unwrapped
+from .readings import Table, named, with_nulls
 from .robustness import output_change
-from .team import team_of, unwrapped
-from .updates import UpdateWatch
-from .watching import Watch
 
 KEEP = 1000
 """Readings that are kept; the older ones can only be had by writing them in time."""
-ENOUGH = 5
-"""Readings before there is an oscillation index."""
-SURE = 8
-"""Readings before a diagnosis is made: with fewer, a single jump counts too much."""
 
 
 class SkipMonitor:
@@ -61,40 +54,39 @@ class SkipMonitor:
         scaler: Any = None,
     ) -> None:
         check_intervals(every, probe_every, window)
-        self.every, self.probe_every, self.window = every, probe_every, window
-        self.model, self.team = unwrapped(model), team_of(model)
+        self.every, self.probe_every = every, probe_every
+        self.model, self.processes = unwrapped(model), Processes.of(model)
         refuse_compiled(self.model)
         choice = choose(self.model, sites, example_inputs)
-        self.network = choice.network
-        self.watch = Watch(choice.network, choice.sites, scaler, self.team)
-        self.updates = UpdateWatch(self.watch.blocks)
-        self.layout = Layout(tuple((site.index, site.consumer) for site in choice.sites), tuple(self.watch.blocks))
-        self.features = [self.layout.series.index(name) for name in self.layout.noise]
-        self.finder = Finder(self.layout)
+        self.network, self.sites = choice.network, choice.sites
+        self.hooks = SkipHooks(self.network, self.sites, self.processes, scaler)
+        self.table = Table((site.index for site in self.sites), self.hooks.blocks, window)
+        self.columns = [*self.table.names, *(f"{name}_oscillation" for name in self.table.series)]
+        self.finder = Finder({site.index: site.consumer for site in self.sites})
         self.count = 0
-        self.running = self.armed = self.warned = False
+        """The last step of the optimiser, from 1."""
+        self.running = self.attached = self.warned = False
         self.pending: list[tuple[int, Tensor]] = []
-        self.history: deque[Tensor] = deque(maxlen=window)
-        self.records: deque[tuple[int, list[float], list[float]]] = deque(maxlen=KEEP)
+        """Steps that were read, with their numbers on the device."""
+        self.records: deque[tuple[int, Tensor]] = deque(maxlen=KEEP)
+        """Steps with all columns, on the CPU."""
         self.unwritten = 0
 
     def __enter__(self) -> SkipMonitor:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def start(self) -> SkipMonitor:
-        """Watch from the next step on, as on entering the context."""
+        """Read from the next step on, as on entering the context."""
         self.running = True
         self.seek(self.count)
         return self
 
     def stop(self) -> None:
         """Leave the model alone; what was read stays at hand."""
-        self._disarm()
+        self._detach()
         self.running = False
 
     def step(self, number: int | None = None) -> bool:
@@ -102,30 +94,33 @@ class SkipMonitor:
         if not self.running:
             raise RuntimeError("this SkipMonitor is not watching: use `with SkipMonitor(model) as monitor:`")
         number = self.count + 1 if number is None else number
-        read = self.armed and self._take(number)
+        read = self.attached and self._read(number)
         self.seek(number)
         return read
 
     def seek(self, number: int) -> None:
-        """Go on as after step `number`, after a rollback for instance."""
+        """Resume after step `number`, after a rollback for instance."""
         self.count = number
-        self._disarm()
+        self._detach()
         if self.running and (number + 1) % self.every == 0:
             refuse_compiled(self.model, thorough=False)
-            self.watch.attach()
-            self.updates.attach()
-            self.armed = True
+            self.hooks.attach()
+            self.attached = True
 
-    def readings(self) -> list[Reading]:
-        """The last readings, up to a thousand, oldest first."""
+    def _detach(self) -> None:
+        self.hooks.detach()
+        self.attached = False
+
+    def readings(self) -> list[dict[str, float]]:
+        """The last readings, up to a thousand, oldest first: `step` and the numbers of `latest`."""
         self._fetch()
         return [self._reading(*record) for record in self.records]
 
     @property
     def latest(self) -> dict[str, float]:
-        """The last reading as a flat dict of numbers, for any logger; empty before the first."""
+        """The numbers of the last reading that could be read, by name, for any logger; empty before the first."""
         self._fetch()
-        return flat(*self._named(*self.records[-1][1:])) if self.records else {}
+        return named(self.columns, self.records[-1][1]) if self.records else {}
 
     def diagnosis(self) -> Diagnosis | None:
         """Which block and which skip oscillated first; None as long as none does. Its `str` is a sentence."""
@@ -138,93 +133,70 @@ class SkipMonitor:
         Of several processes, which all read the same, the first writes.
         """
         self._fetch()
-        new = list(self.records)[len(self.records) - self.unwritten :] if self.team.rank == 0 else []
-        lines = [json.dumps(with_nulls(self._reading(*record).as_dict()), allow_nan=False) for record in new]
+        new = list(self.records)[len(self.records) - self.unwritten :] if self.processes.rank == 0 else []
         with Path(path).open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
+            file.writelines(json.dumps(with_nulls(self._reading(*record))) + "\n" for record in new)
         self.unwritten = 0
-        return len(lines)
+        return len(new)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to read on as if it had never stopped, as JSON."""
         self._fetch()
-        history = [with_nulls(row.tolist()) for row in self.history]
+        history = [with_nulls(row.tolist()) for row in self.table.rows]
         return {"step": self.count, "history": history, "finder": self.finder.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # Rows of another length are those of a version that read other numbers.
-        kept = [row for row in state["history"] if len(row) == len(self.layout.names)]
+        kept = [row for row in state["history"] if len(row) == len(self.table.names)]
         rows = [[float("nan") if value is None else value for value in row] for row in kept]
-        self.history = deque((torch.tensor(row, dtype=torch.float64) for row in rows), maxlen=self.window)
+        self.table.rows.clear()
+        self.table.rows.extend(torch.tensor(row, dtype=torch.float64) for row in rows)
         self.finder.load_state_dict(state["finder"])
         self.seek(state["step"])
 
-    def _disarm(self) -> None:
-        self.watch.detach()
-        self.updates.detach()
-        self.armed = False
-
     @torch.no_grad()
-    def _take(self, number: int) -> bool:
-        """Keep the numbers of the step that was watched, one vector on the device."""
-        values = self.watch.values() | self.updates.values
+    def _read(self, number: int) -> bool:
+        """Keep the numbers of the step that is over, one vector on the device."""
+        values = self.hooks.values()
         if not values:
             self._warn_unseen()
             return False
         if self.probe_every is not None and number % self.probe_every == 0:
             values |= self._probe(number)
-        device = next(iter(values.values())).device
-        missing = torch.full((), torch.nan, device=device)
-        numbers = [values.get(name, missing).to(device, torch.float32) for name in self.layout.names]
-        self.pending.append((number, torch.stack(numbers)))
+        self.pending.append((number, self.table.row(values)))
         if len(self.pending) >= KEEP:
             self._fetch()
         return True
 
     def _probe(self, number: int) -> dict[str, Tensor]:
-        call, rank = self.watch.call, self.team.rank
+        call, rank = self.hooks.call, self.processes.rank
         changes = None if call is None else output_change(self.network, call, seed=number, rank=rank)
         if changes is None:
             return {}
-        (changes,) = self.team.gather([changes])
+        (changes,) = self.processes.gather([changes])
         return {"robustness": changes.mean(), "robustness_max": changes.max()}
 
     def _fetch(self) -> None:
-        """Bring what is waiting on the device, in a single transfer."""
+        """Bring what is waiting on the device, in a single transfer, and look for an oscillation."""
         if not self.pending:
             return
         steps, rows = zip(*self.pending, strict=True)
         self.pending = []
         for step, row in zip(steps, torch.stack(rows).cpu().double(), strict=True):
-            self._digest(step, row)
+            self.table.rows.append(row)
+            oscillation, swings = self.table.oscillation(), self.table.swings()
+            self.records.append((step, torch.cat([row, oscillation])))
+            self.unwritten = min(self.unwritten + 1, KEEP)
+            self.finder.update(
+                step,
+                named(self.table.names, row),
+                oscillation=named(self.table.series, oscillation),
+                swings=named(self.table.series, swings),
+                order=list(self.hooks.order),
+            )
 
-    def _digest(self, step: int, row: Tensor) -> None:
-        self.history.append(row)
-        window = torch.stack(list(self.history))
-        series = window[:, : len(self.layout.series)]
-        moved, swings = oscillation_index(series), self._swings(window)
-        if len(series) < min(ENOUGH, self.window):
-            moved = torch.full_like(moved, torch.nan)
-        if len(series) < min(SURE, self.window):
-            swings = torch.full_like(swings, torch.nan)
-        self.records.append((step, row.tolist(), moved.tolist()))
-        self.unwritten = min(self.unwritten + 1, KEEP)
-        numbers, oscillation = self._named(row.tolist(), moved.tolist())
-        swung = dict(zip(self.layout.series, swings.tolist(), strict=True))
-        self.finder.update(step, numbers, oscillation=oscillation, swings=swung, order=list(self.watch.order))
-
-    def _swings(self, window: Tensor) -> Tensor:
-        """How far each series goes back and forth; of features, beyond what the draw of the batches explains."""
-        count, features = len(self.layout.series), self.features
-        swings = swing_index(window[:, :count])
-        swings[features] = beyond_noise(swings[features], window[:, count : count + len(features)].nanmean(dim=0))
-        return swings
-
-    def _named(self, row: list[float], moved: list[float]) -> tuple[dict[str, float], dict[str, float]]:
-        return dict(zip(self.layout.names, row, strict=True)), dict(zip(self.layout.series, moved, strict=True))
-
-    def _reading(self, step: int, row: list[float], moved: list[float]) -> Reading:
-        return self.layout.reading(step, *self._named(row, moved))
+    def _reading(self, step: int, row: Tensor) -> dict[str, float]:
+        return {"step": step, **named(self.columns, row)}
 
     def _warn_unseen(self) -> None:
         if not self.warned:

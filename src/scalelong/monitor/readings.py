@@ -1,151 +1,142 @@
-"""The records of a monitor, and the flat vector of numbers that they are kept in until someone asks."""
+"""The named numbers of a reading: how they are made of sums over a step, and the table of the last readings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-Numbers = Mapping[str, float]
+import torch
+from torch import Tensor
+
+from .oscillation import beyond_noise, oscillation_index, swing_index
+from .processes import Processes
 
 OF_SKIP = ("feature", "gradient", "share", "coefficient")
 """The series of a skip, each with an oscillation index of its own."""
-SPREAD = ("coefficient_std", "coefficient_low", "coefficient_median", "coefficient_high")
 OF_BLOCK = ("feature", "gradient", "update")
 """The series of a block."""
-NOISE = "feature_noise"
-"""How far `feature` moves from one draw of the batch to another with the same weights, over its size."""
+SPREAD = ("coefficient_std", "coefficient_low", "coefficient_median", "coefficient_high")
+QUANTILES = (0.05, 0.5, 0.95)
 OF_MODEL = ("robustness", "robustness_max")
 
+ENOUGH = 5
+"""Readings before there is an oscillation index."""
+SURE = 8
+"""Readings before a diagnosis is made: with fewer, a single jump counts too much."""
 
-@dataclass(frozen=True)
-class Spread:
-    """The coefficients of one skip over the batch: mean, standard deviation, and the 5, 50 and 95 % quantiles."""
-
-    mean: float
-    std: float
-    low: float
-    median: float
-    high: float
+FROM_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "feature": lambda energy, images: (energy / images).sqrt(),
+    "share": lambda skip, joined: skip / joined,
+    "gradient": lambda energy, _: energy.sqrt(),
+}
+"""How a number is made of its first two sums, by the last part of its name."""
 
 
-@dataclass(frozen=True)
-class SkipReading:
-    """One long skip as it enters the decoder: after its coefficient, if the model is scaled at the input.
+class Sums:
+    """Up to three sums for each number of a step, and the coefficients of each skip; all stay on the device."""
 
-    `feature` is the norm of an image's skip (root mean square over the batch), `feature_noise` the relative standard
-    error that the draw of the batch gives it, `gradient` the norm of the loss's gradient with respect to it, `share`
-    its part of the squared norm of the joined features. NaN: could not be read.
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.coefficients: dict[int, list[Tensor]] = {}
+
+    def add(self, name: str, *amounts: Tensor) -> None:
+        """Count a micro-batch. Shape: () each."""
+        missing = [amounts[0].new_zeros(())] * (3 - len(amounts))
+        row = torch.stack([*amounts, *missing])
+        self.sums[name] = self.sums[name] + row if name in self.sums else row
+
+    def add_features(self, name: str, energies: Tensor) -> None:
+        """Count the squared norms of some images' features. Shape: (B,)."""
+        self.add(name, energies.sum(), energies.new_full((), len(energies)), energies.square().sum())
+
+    def add_coefficients(self, skip: int, values: Tensor) -> None:
+        """Shape: (n,)."""
+        self.coefficients.setdefault(skip, []).append(values)
+
+    def values(self, names: Sequence[str], processes: Processes) -> dict[str, Tensor]:
+        """The numbers of the whole batch, the same in every process; NaN for what was not seen. Shape: () each."""
+        missing = torch.full_like(next(iter(self.sums.values())), torch.nan)
+        # A network may be spread over several devices.
+        sums = processes.sum(torch.stack([self.sums.get(name, missing).to(missing.device) for name in names]))
+        values: dict[str, Tensor] = {}
+        for name, (amount, beside, squares) in zip(names, sums, strict=True):
+            kind = name.rpartition("/")[2]
+            values[name] = FROM_SUMS[kind](amount, beside)
+            if kind == "feature":
+                values[f"{name}_noise"] = feature_noise(amount, beside, squares)
+        skips = sorted(self.coefficients)
+        gathered = processes.gather([torch.cat(self.coefficients[skip]) for skip in skips])
+        for skip, coefficients in zip(skips, gathered, strict=True):
+            values |= spread(f"skip{skip}", coefficients)
+        return values
+
+
+def feature_noise(energy: Tensor, images: Tensor, squares: Tensor) -> Tensor:
+    """How far the root of the mean energy moves from one batch to another: its relative standard error.
+
+    From the spread of the images' energies; NaN for a single image. Shape: () each.
+    """
+    variance = (squares * images / energy.square() - 1).clamp_min(0)
+    return (variance / (images - 1)).sqrt() / 2
+
+
+def spread(skip: str, values: Tensor) -> dict[str, Tensor]:
+    """Mean, standard deviation and quantiles of the coefficients of a skip. Shape: (n,) → () each."""
+    numbers = (values.mean(), values.std(correction=0), *torch.quantile(values, values.new_tensor(QUANTILES)).unbind())
+    return {f"{skip}/{name}": number for name, number in zip(("coefficient", *SPREAD), numbers, strict=True)}
+
+
+class Table:
+    """The last `window` readings: a row each, a column for each of `names`; NaN for what could not be read.
+
+    Of the `series` there is an oscillation index. The order of the columns is that of the rows in checkpoints.
     """
 
-    index: int
-    consumer: str
-    feature: float
-    feature_noise: float
-    gradient: float
-    share: float
-    coefficient: Spread | None
-    """None if the skip is not scaled."""
-    oscillation: dict[str, float]
-    """The index of each series over the window; NaN until there are enough readings."""
+    def __init__(self, skips: Iterable[int], blocks: Iterable[str], window: int) -> None:
+        of_skips, of_blocks = [f"skip{index}" for index in skips], [f"block/{name}" for name in blocks]
+        self.series = [f"{skip}/{name}" for skip in of_skips for name in OF_SKIP]
+        self.series += [f"{block}/{name}" for block in of_blocks for name in OF_BLOCK]
+        owners = (*of_skips, *of_blocks)
+        self.features = [self.series.index(f"{owner}/feature") for owner in owners]
+        noise = [f"{owner}/feature_noise" for owner in owners]
+        spreads = [f"{skip}/{name}" for skip in of_skips for name in SPREAD]
+        self.names = [*self.series, *noise, *spreads, *OF_MODEL]
+        self.rows: deque[Tensor] = deque(maxlen=window)
+
+    def row(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The numbers of a reading as one vector on their device. Shape: (names,), float32."""
+        device = next(iter(values.values())).device
+        missing = torch.full((), torch.nan, device=device)
+        return torch.stack([values.get(name, missing).to(device, torch.float32) for name in self.names])
+
+    def oscillation(self) -> Tensor:
+        """The oscillation index of each series; NaN as long as there are too few readings. Shape: (series,)."""
+        index = oscillation_index(self._window()[:, : len(self.series)])
+        return index if self._has(ENOUGH) else torch.full_like(index, torch.nan)
+
+    def swings(self) -> Tensor:
+        """How far each series goes back and forth; of features, beyond their noise. Shape: (series,)."""
+        window, count, features = self._window(), len(self.series), self.features
+        swings, noise = swing_index(window[:, :count]), window[:, count : count + len(features)].nanmean(dim=0)
+        swings[features] = beyond_noise(swings[features], noise)
+        return swings if self._has(SURE) else torch.full_like(swings, torch.nan)
+
+    def _window(self) -> Tensor:
+        return torch.stack(list(self.rows))
+
+    def _has(self, readings: int) -> bool:
+        return len(self.rows) >= min(readings, self.rows.maxlen or readings)
 
 
-@dataclass(frozen=True)
-class BlockReading:
-    """One block: the norm of its output for an image (root mean square over the batch) and its relative standard error,
-    the norm of the gradient that the optimiser took for its weights, and how far they moved, over their own norm. NaN:
-    could not be read.
+def named(names: Iterable[str], values: Tensor) -> dict[str, float]:
+    """The numbers that could be read, by name.
+
+    >>> named(["skip1/feature", "skip1/share"], torch.tensor([2.0, torch.nan]))
+    {'skip1/feature': 2.0}
     """
-
-    name: str
-    feature: float
-    feature_noise: float
-    gradient: float
-    update: float
-    oscillation: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Robustness:
-    """‖f(x+δ) − f(x)‖ / ‖δ‖ for a random δ, over the images of a batch: the mean and the largest (Theorem 3.4)."""
-
-    mean: float
-    max: float
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What was seen at one step; `robustness` is None unless it was measured then."""
-
-    step: int
-    skips: tuple[SkipReading, ...]
-    blocks: tuple[BlockReading, ...]
-    robustness: Robustness | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Nested, for JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The names of all numbers of a reading, in order. `skips` are indices and consumers, outermost first."""
-
-    skips: tuple[tuple[int, str], ...]
-    blocks: tuple[str, ...]
-    """In the order of the forward pass."""
-
-    @property
-    def series(self) -> list[str]:
-        """The names of the numbers that have an oscillation index."""
-        of_skips = [f"skip{index}/{name}" for index, _ in self.skips for name in OF_SKIP]
-        return of_skips + [f"block/{block}/{name}" for block in self.blocks for name in OF_BLOCK]
-
-    @property
-    def names(self) -> list[str]:
-        spread = [f"skip{index}/{name}" for index, _ in self.skips for name in SPREAD]
-        return [*self.series, *self.noise.values(), *spread, *OF_MODEL]
-
-    @property
-    def noise(self) -> dict[str, str]:
-        """The series of features, and the name of the noise of each."""
-        owners = [*(f"skip{index}" for index, _ in self.skips), *(f"block/{block}" for block in self.blocks)]
-        return {f"{owner}/feature": f"{owner}/{NOISE}" for owner in owners}
-
-    def reading(self, step: int, numbers: Numbers, oscillation: Numbers) -> Reading:
-        """The typed record of a reading's numbers and of the oscillation of its series, by name."""
-        skips = tuple(self._skip(index, consumer, numbers, oscillation) for index, consumer in self.skips)
-        blocks = tuple(self._block(name, numbers, oscillation) for name in self.blocks)
-        mean, largest = (numbers[name] for name in OF_MODEL)
-        return Reading(step, skips, blocks, None if math.isnan(mean) else Robustness(mean, largest))
-
-    def _skip(self, index: int, consumer: str, numbers: Numbers, oscillation: Numbers) -> SkipReading:
-        read = {name: numbers[f"skip{index}/{name}"] for name in (*OF_SKIP, NOISE, *SPREAD)}
-        spread = Spread(*(read.pop(name) for name in ("coefficient", *SPREAD)))
-        moved = {name: oscillation[f"skip{index}/{name}"] for name in OF_SKIP}
-        return SkipReading(
-            index=index,
-            consumer=consumer,
-            **read,
-            coefficient=None if math.isnan(spread.mean) else spread,
-            oscillation=moved,
-        )
-
-    def _block(self, block: str, numbers: Numbers, oscillation: Numbers) -> BlockReading:
-        read = {name: numbers[f"block/{block}/{name}"] for name in (*OF_BLOCK, NOISE)}
-        moved = {name: oscillation[f"block/{block}/{name}"] for name in OF_BLOCK}
-        return BlockReading(name=block, **read, oscillation=moved)
-
-
-def flat(numbers: Numbers, oscillation: Numbers) -> dict[str, float]:
-    """All numbers that could be read, and the oscillation of their series, for any logger.
-
-    >>> flat({"skip1/feature": 2.0, "skip1/share": float("nan")}, {"skip1/feature": 0.1, "skip1/share": 0.2})
-    {'skip1/feature': 2.0, 'skip1/feature_oscillation': 0.1, 'skip1/share_oscillation': 0.2}
-    """
-    everything = {**numbers, **{f"{name}_oscillation": value for name, value in oscillation.items()}}
-    return {name: value for name, value in everything.items() if not math.isnan(value)}
+    return {name: value for name, value in zip(names, values.tolist(), strict=True) if not math.isnan(value)}
 
 
 def with_nulls(value: Any) -> Any:

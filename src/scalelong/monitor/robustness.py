@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from ..skips.hooks import forward_parameters
-from .watching import Call, tensors_in, with_argument
+from .hooks import Call, tensors_in, with_argument
 
 SIZE = 0.1
 """‖δ‖ over ‖x‖ of each image: far above the rounding of bf16, small beside the image."""
@@ -28,7 +28,9 @@ def output_change(network: nn.Module, call: Call, *, seed: int = 0, rank: int = 
         return None
     x = call.args[position] if isinstance(position, int) else call.kwargs[position]
     disturbance = disturbance_of(x, seed, first=rank * len(x))
-    with undisturbed(network), autocast(x.device.type, call.autocast):
+    # Weights that autocast casts here, without gradients, must not be kept for the next pass.
+    precision = torch.autocast(x.device.type, call.autocast, enabled=call.autocast is not None, cache_enabled=False)
+    with evaluating(network), precision:
         calm = next(tensors_in(network(*call.args, **call.kwargs)), None)
         args, kwargs = with_argument(call.args, call.kwargs, position, x + disturbance)
         moved = next(tensors_in(network(*args, **kwargs)), None)
@@ -61,7 +63,7 @@ def per_image(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def undisturbed(network: nn.Module) -> Iterator[None]:
+def evaluating(network: nn.Module) -> Iterator[None]:
     """The network in evaluation mode for a while; afterwards its modes and buffers and the random states are back."""
     modes = [(module, module.training) for module in network.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
@@ -77,8 +79,3 @@ def undisturbed(network: nn.Module) -> Iterator[None]:
             module.training = mode
         for buffer, value in buffers:
             buffer.copy_(value)
-
-
-def autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    """The precision of the watched pass; weights cast here, without gradients, must not be kept for the next one."""
-    return torch.autocast(device, dtype=dtype, enabled=dtype is not None, cache_enabled=False)

@@ -1,19 +1,42 @@
-"""The figures of `scalelong theory`: what was measured beside what the laws say."""
+"""The figures of `scalelong theory`: what was measured beside what the laws say; and the style of our figures."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .input_norms import InputNorms
 from .laws import input_norm
-from .plotting import COLOURS, GREY, MARKERS, figure
 from .verify import KAIMING, RHOS, UNIT_GAIN, Curves, Setting
-from .verify_inputs import MeasuredData
+
+# Okabe and Ito's colours, which stay apart for the colour-blind.
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
+COLOURS, MARKERS = (ORANGE, BLUE, GREEN), ("o", "s", "^")
+
+STYLE: dict[Any, Any] = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
 
 
-def draw_theory(curves: Curves, datasets: list[MeasuredData], folder: Path) -> list[Path]:
+@contextmanager
+def figure(path: Path, panels: int, *, width: float = 4.8, height: float = 3.7) -> Iterator[list[Any]]:
+    """The axes of a figure that is written to `path` when the block ends; no window and no global state is touched."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ImportError('figures need matplotlib: pip install "scalelong[report]"') from error
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(width * panels, height), layout="constrained")
+        axes = drawn.subplots(1, panels, squeeze=False)[0]
+        yield list(axes)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(path, dpi=150)
+
+
+def draw_theory(curves: Curves, datasets: dict[str, InputNorms], folder: Path) -> list[Path]:
     """Write every figure into a folder; returns their paths."""
     paths = [folder / f"theory-{name}.png" for name in ("forward", "band", "gradients", "robustness", "inputs")]
     forward, band, gradients, robustness, inputs = paths
@@ -51,7 +74,7 @@ def draw_means(axes: Any, curves: Curves, setting: Setting, width: int, colour: 
 
 
 def draw_band(curves: Curves, path: Path) -> None:
-    """The share of draws outside Theorem 3.1's band over the width: it falls, and more slowly for deeper networks."""
+    """The share of networks outside Theorem 3.1's band over the width: it falls, more slowly for deeper ones."""
     depths, ticks = (sorted({row[place] for row in curves.outside}) for place in (0, 1))
     with figure(path, len(RHOS)) as panels:
         for axes, rho in zip(panels, RHOS, strict=True):
@@ -102,22 +125,21 @@ def draw_robustness(curves: Curves, path: Path) -> None:
         axes.axhline(1, color=GREY, linestyle="--", linewidth=1.2)
         axes.text(0.99, 0.75, "violated below", transform=axes.get_yaxis_transform(), ha="right", va="top", color=GREY)
         axes.set_xticks(sorted({n for n, *_ in curves.looseness}))
-        axes.set(xlabel="number of skips N", yscale="log", ylabel="bound / largest change found\n(median, all draws)")
+        axes.set(xlabel="number of skips N", yscale="log", ylabel="bound / largest change found\n(median and range)")
         axes.set_ylim(bottom=0.05)
         axes.legend(fontsize=8.5, loc="upper left")
 
 
-def draw_inputs(datasets: list[MeasuredData], path: Path) -> None:
+def draw_inputs(datasets: dict[str, InputNorms], path: Path) -> None:
     """‖x_t‖²/m over time: a line between E x_0² and 1, which Lemma 3.2 takes to begin at 1/3."""
     with figure(path, 1, width=5.6) as (axes,):
-        for data, colour in zip(datasets, (GREY, *COLOURS), strict=False):
-            norms = data.norms
+        for (name, norms), colour in zip(datasets.items(), (GREY, *COLOURS), strict=False):
             edges = torch.linspace(0, 1000, 26)
             places = torch.bucketize(norms.times.double(), edges.double(), right=True) - 1
             means = [norms.inputs[places == place].mean().item() for place in range(25)]
-            label = f"{data.name}: mean {norms.inputs.mean():.3f}"
+            label = f"{name}: mean {norms.inputs.mean():.3f}"
             axes.plot(((edges[1:] + edges[:-1]) / 2).tolist(), means, color=colour, linewidth=2, label=label)
-        lemma = input_norm(datasets[0].norms.mean_alpha_bar, 1)
+        lemma = input_norm(next(iter(datasets.values())).mean_alpha_bar, 1)
         axes.axhline(lemma, color=GREY, linestyle="--", linewidth=1.2)
         axes.annotate(f"Lemma 3.2: {lemma:.3f}", (990, lemma - 0.01), ha="right", va="top", color=GREY, fontsize=9)
         axes.set(xlabel="time t (linear schedule)", ylabel="E‖x_t‖² / m", ylim=(0, 1.1))

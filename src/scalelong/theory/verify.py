@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
 import torch
 from torch import Generator, Tensor
 
-from .draws import batches, draw_networks, feature_norms, gradient_norms, output_changes, pair_gains
-from .laws import KAIMING_GAIN, band_probability, feature_band, feature_norm, feature_spread, gradient_norm
-from .laws import robustness_bound as theorem_3_4
+from .laws import (
+    KAIMING_GAIN,
+    band_probability,
+    feature_band,
+    feature_norm,
+    feature_spread,
+    gradient_norm,
+    robustness_bound,
+)
+from .networks import Networks, feature_norms, gradient_norms, output_changes, pair_gains, sample_batches
 
 CONFIDENCE = 0.99
 WIDEST = 0.05
@@ -39,27 +46,26 @@ UNIT_GAIN = tuple(Setting(f"{method}, gain 1", method, gain=1.0) for method in M
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is drawn. Pairs are (N, m)."""
+    """How many networks of which sizes are sampled. Pairs are (N, m), triples (N, m, networks)."""
 
     forward: tuple[tuple[int, int], ...]
     band: tuple[tuple[int, int], ...]
-    band_draws: int
+    band_networks: int
     gradient: tuple[tuple[int, int, int], ...]
-    """(N, m, draws)."""
     robustness: tuple[tuple[int, int, int], ...]
 
 
 QUICK = Sizes(
     forward=((1, 64), (2, 64), (4, 64)),
     band=tuple((n, m) for n in (1, 2) for m in (32, 64, 128)),
-    band_draws=1000,
+    band_networks=1000,
     gradient=((2, 64, 3500),),
     robustness=((2, 16, 1000), (4, 16, 1000)),
 )
 FULL = Sizes(
     forward=((2, 64), (2, 128), (4, 128), (6, 64), (6, 128), (12, 128)),
     band=tuple((n, m) for n in (1, 2, 6) for m in (32, 64, 128, 256)),
-    band_draws=2000,
+    band_networks=2000,
     gradient=((2, 64, 5000), (4, 64, 12_000)),
     robustness=((2, 32, 3000), (4, 32, 3000), (6, 32, 3000)),
 )
@@ -87,11 +93,11 @@ class Curves:
     forward: list[tuple[int, int, Setting, float, float, float]] = field(default_factory=list)
     """N, m, setting, measured mean of ‖h_0‖²/‖x‖², its law, half-width."""
     outside: list[tuple[int, int, float, float, float]] = field(default_factory=list)
-    """N, m, ρ, share of draws outside the band, stated share."""
+    """N, m, ρ, share of networks outside the band, stated share."""
     gradient: list[tuple[int, Setting, int, float, float, float]] = field(default_factory=list)
     """N, setting, block, independent, denoising, law."""
     looseness: list[tuple[int, Setting, Tensor]] = field(default_factory=list)
-    """N, setting, bound over measured of every draw."""
+    """N, setting, bound over measured of every network."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class Verification:
 
 
 def verify_theory(sizes: Sizes = FULL, *, seed: int = 0) -> Verification:
-    """Verify Theorems 3.1, 3.3 and 3.4 in the sharper form on networks drawn from the seed."""
+    """Verify Theorems 3.1, 3.3 and 3.4 in the sharper form on networks sampled from the seed."""
     generator, curves = Generator().manual_seed(seed), Curves()
     checks = [
         *verify_features(sizes, curves, generator),
@@ -119,11 +125,6 @@ def simultaneous_z(rows: int) -> float:
     return NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / rows)
 
 
-def planned_draws(spread: float, z: float) -> int:
-    """As many draws as make the interval a little narrower than ±5 %."""
-    return math.ceil(spread * (z / (0.96 * WIDEST)) ** 2)
-
-
 def verify_features(sizes: Sizes, curves: Curves, generator: Generator) -> list[Check]:
     """Theorem 3.1, sharper: the mean of ‖h_i‖² is the law, of the output and of the middle of the decoder."""
     settings = (*KAIMING, *UNIT_GAIN)
@@ -131,11 +132,12 @@ def verify_features(sizes: Sizes, curves: Curves, generator: Generator) -> list[
     checks = []
     for num_skips, width in sizes.forward:
         spreads = [feature_spread(s.kappas(num_skips), width=width, gain=s.gain) for s in settings]
-        draws = planned_draws(max(spreads), z)
-        means = mean_feature_norms(num_skips, width, settings, draws, generator)
+        # As many networks as make the interval a little narrower than ±5 %.
+        count = math.ceil(max(spreads) * (z / (0.96 * WIDEST)) ** 2)
+        means = mean_feature_norms(num_skips, width, settings, count, generator)
         for column, setting in enumerate(settings):
             for index in (0,) if setting in UNIT_GAIN else (0, (num_skips + 1) // 2):
-                check = check_feature(num_skips, width, setting, index, means[index, column].item(), z / draws**0.5)
+                check = check_feature(num_skips, width, setting, index, means[index, column].item(), z / count**0.5)
                 checks.append(check)
                 if index == 0:
                     half = check.half_width or 0.0
@@ -144,67 +146,65 @@ def verify_features(sizes: Sizes, curves: Curves, generator: Generator) -> list[
 
 
 def mean_feature_norms(
-    num_skips: int, width: int, settings: Sequence[Setting], draws: int, generator: Generator
+    num_skips: int, width: int, settings: Sequence[Setting], count: int, generator: Generator
 ) -> Tensor:
-    """The mean of ‖h_i‖²/‖x‖² over draws, all settings on the same networks. Shape: (N+1, settings)."""
-    kappas, scale = columns(settings, num_skips)
+    """The mean of ‖h_i‖²/‖x‖², all settings on the same networks. Shape: (N+1, settings)."""
+    kappas = coefficients(settings, num_skips)
+    scale = torch.tensor([math.sqrt(setting.gain / KAIMING_GAIN) for setting in settings])
     total = torch.zeros(num_skips + 1, len(settings), dtype=torch.float64)
-    for count in batches(draws, width, num_skips):
-        networks = draw_networks(count, width, num_skips, generator=generator)
+    for networks in sample_batches(count, width, num_skips, generator):
         total += feature_norms(networks, kappas, generator, scale).sum(0)
-    return total / draws
+    return total / count
 
 
-def columns(settings: Sequence[Setting], num_skips: int) -> tuple[Tensor, Tensor]:
-    """The settings as columns of one product. Shape: (N, K), (K,)."""
-    kappas = torch.tensor([setting.kappas(num_skips) for setting in settings]).T
-    return kappas, torch.tensor([math.sqrt(setting.gain / KAIMING_GAIN) for setting in settings])
+def coefficients(settings: Sequence[Setting], num_skips: int) -> Tensor:
+    """The settings as columns of one product. Shape: (N, settings)."""
+    return torch.tensor([setting.kappas(num_skips) for setting in settings]).T
 
 
 def check_feature(num_skips: int, width: int, setting: Setting, index: int, mean: float, z_per_root: float) -> Check:
-    """Whether the law lies in the interval around the mean; `z_per_root` is z/√draws.
+    """Whether the law lies in the interval around the mean; `z_per_root` is z/√(number of networks).
 
     The interval's width comes from the exact variance: a heavy tail makes that of a sample too small.
     """
     kappas = setting.kappas(num_skips)
     law = feature_norm(kappas, index, gain=setting.gain)
     half = z_per_root * math.sqrt(feature_spread(kappas, index, width=width, gain=setting.gain))
-    inside = abs(mean / law - 1) <= half <= WIDEST
-    return Check(f"E‖h_{index}‖²/‖x‖²", f"N={num_skips}, m={width}, {setting.name}", law, mean, half, inside)
+    return check_mean(f"E‖h_{index}‖²/‖x‖²", place(num_skips, width, setting), law, mean, half)
+
+
+def check_mean(law: str, where: str, expected: float, mean: float, half: float, note: str = "") -> Check:
+    """Whether what is expected lies in a narrow interval around a mean; `half` is a share of what is expected."""
+    return Check(law, where, expected, mean, half, abs(mean / expected - 1) <= half <= WIDEST, note)
+
+
+def place(num_skips: int, width: int, setting: Setting) -> str:
+    return f"N={num_skips}, m={width}, {setting.name}"
 
 
 def verify_band(sizes: Sizes, curves: Curves, generator: Generator) -> list[Check]:
-    """Theorem 3.1's band: the share of draws outside is at most what is stated, wherever that is below 1."""
+    """Theorem 3.1's band: the share of networks outside is at most what is stated, wherever that is below 1."""
     setting, checks = KAIMING[0], []
-    stated = {size: spread_at(size, setting) for size in sizes.band}
     z = simultaneous_z(len(sizes.band) * len(RHOS))
-    for (num_skips, width), spread in stated.items():
-        norms = output_norms(num_skips, width, setting, sizes.band_draws, generator)
+    for num_skips, width in sizes.band:
+        kappas = setting.kappas(num_skips)
+        batches = sample_batches(sizes.band_networks, width, num_skips, generator)
+        column = coefficients([setting], num_skips)
+        norms = torch.cat([feature_norms(networks, column, generator)[:, 0, 0] for networks in batches])
         for rho in RHOS:
-            low, high = feature_band(feature_norm(setting.kappas(num_skips)), rho)
+            low, high = feature_band(feature_norm(kappas), rho)
             outside = ((norms < low) | (norms > high)).double().mean().item()
-            limit = 1 - band_probability(num_skips, spread, rho)
+            limit = 1 - band_probability(num_skips, feature_spread(kappas, width=width), rho)
             curves.outside.append((num_skips, width, rho, outside, limit))
             if limit < 1:
-                checks.append(check_share(num_skips, width, rho, outside, limit, z, sizes.band_draws))
+                where = f"N={num_skips}, m={width}, ρ={rho}"
+                checks.append(check_share(where, outside, limit, z, sizes.band_networks))
     return checks
 
 
-def spread_at(size: tuple[int, int], setting: Setting) -> float:
-    return feature_spread(setting.kappas(size[0]), width=size[1])
-
-
-def output_norms(num_skips: int, width: int, setting: Setting, draws: int, generator: Generator) -> Tensor:
-    """‖h_0‖²/‖x‖² of every draw. Shape: (draws,)."""
-    kappas, _ = columns([setting], num_skips)
-    sizes = batches(draws, width, num_skips)
-    drawn = (draw_networks(count, width, num_skips, generator=generator) for count in sizes)
-    return torch.cat([feature_norms(networks, kappas, generator)[:, 0, 0] for networks in drawn])
-
-
-def check_share(num_skips: int, width: int, rho: float, outside: float, limit: float, z: float, draws: int) -> Check:
-    error = z * math.sqrt(limit * (1 - limit) / draws)
-    where = f"N={num_skips}, m={width}, ρ={rho}"
+def check_share(where: str, outside: float, limit: float, z: float, count: int) -> Check:
+    """Whether the share among `count` networks is at most the limit, within its error."""
+    error = z * math.sqrt(limit * (1 - limit) / count)
     return Check("share outside (1±ρ)² ≤", where, limit, outside, None, outside <= limit + error)
 
 
@@ -212,56 +212,48 @@ def verify_gradients(sizes: Sizes, curves: Curves, generator: Generator) -> list
     """Theorem 3.3, sharper: the mean of ‖∇_W⟨v, h_0⟩‖² is the law for every block."""
     z = simultaneous_z(sum(num_skips + 1 for num_skips, _, _ in sizes.gradient) * len(KAIMING))
     checks = []
-    for num_skips, width, draws in sizes.gradient:
+    for num_skips, width, count in sizes.gradient:
         for setting in KAIMING:
-            independent, denoising = gradients(num_skips, width, setting, draws, generator)
-            for block in range(1, num_skips + 2):
-                values, law = independent[:, block - 1], gradient_norm(setting.kappas(num_skips), block)
-                loss = denoising[:, block - 1].mean().item()
+            kappas, batches = setting.kappas(num_skips), sample_batches(count, width, num_skips, generator)
+            norms = [gradient_norms(networks, kappas, generator) for networks in batches]
+            independent, denoising = (torch.cat(parts).unbind(1) for parts in zip(*norms, strict=True))
+            for block, values in enumerate(independent, start=1):
+                law, loss = gradient_norm(kappas, block), denoising[block - 1].mean().item()
                 curves.gradient.append((num_skips, setting, block, values.mean().item(), loss, law))
-                where = f"N={num_skips}, m={width}, {setting.name}"
                 note = f"the denoising loss has {loss / law:.1f} times that"
-                checks.append(check_gradient(where, block, values, law, z, note))
+                checks.append(check_gradient(place(num_skips, width, setting), block, values, law, z, note))
     return checks
 
 
-def gradients(num_skips: int, width: int, setting: Setting, draws: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Gradient norms of every draw, for an independent direction and for the denoising loss. Shape: (draws, N+1)."""
-    kappas = setting.kappas(num_skips)
-    sizes = batches(draws, width, num_skips)
-    drawn = (draw_networks(count, width, num_skips, generator=generator) for count in sizes)
-    found = [gradient_norms(networks, kappas, generator) for networks in drawn]
-    return torch.cat([part.independent for part in found]), torch.cat([part.denoising for part in found])
-
-
 def check_gradient(where: str, block: int, values: Tensor, law: float, z: float, note: str) -> Check:
-    mean, half = values.mean().item(), z * values.std().item() / math.sqrt(len(values)) / law
-    inside = abs(mean / law - 1) <= half <= WIDEST
-    return Check(f"E‖∇W_{block}‖²/‖x‖²", where, law, mean, half, inside, note)
+    half = z * values.std().item() / math.sqrt(len(values)) / law
+    return check_mean(f"E‖∇W_{block}‖²/‖x‖²", where, law, values.mean().item(), half, note)
 
 
 def verify_robustness(sizes: Sizes, curves: Curves, generator: Generator) -> list[Check]:
-    """Theorem 3.4: no draw changes its output by more than the bound."""
+    """Theorem 3.4: no network changes its output by more than the bound."""
     checks = []
-    for num_skips, width, draws in sizes.robustness:
-        kappas, _ = columns(KAIMING, num_skips)
-        ratios = torch.cat(list(bound_ratios(num_skips, width, draws, kappas, generator)))
+    for num_skips, width, count in sizes.robustness:
+        kappas = coefficients(KAIMING, num_skips)
+        batches = sample_batches(count, width, num_skips, generator)
+        ratios = torch.cat([bound_ratios(networks, kappas, generator) for networks in batches])
         for column, setting in enumerate(KAIMING):
             looseness = ratios[:, column]
             curves.looseness.append((num_skips, setting, looseness))
             violations = int((looseness < 1).sum())
-            note = f"in {draws} draws; the bound is {looseness.median():.1e} times the change (median)"
-            where = f"N={num_skips}, m={width}, {setting.name}"
+            note = f"in {count} networks; the bound is {looseness.median():.1e} times the change (median)"
+            where = place(num_skips, width, setting)
             checks.append(Check("robustness bound violated", where, 0, violations, None, violations == 0, note))
     return checks
 
 
-def bound_ratios(num_skips: int, width: int, draws: int, kappas: Tensor, generator: Generator) -> Iterator[Tensor]:
-    """Theorem 3.4's bound over the largest change found, for each draw and setting. Shape: (draws, K) in batches."""
-    for count in batches(draws, width, num_skips):
-        networks = draw_networks(count, width, num_skips, generator=generator)
-        gains, middles = pair_gains(networks)
-        changes = output_changes(networks, kappas, steps=6, size=1e-2, generator=generator)
-        pairs = list(zip(gains.tolist(), middles.tolist(), strict=True))
-        bounds = [[theorem_3_4(column, gain, middle) for column in kappas.T.tolist()] for gain, middle in pairs]
-        yield torch.tensor(bounds, dtype=torch.float64) / changes
+def bound_ratios(networks: Networks, kappas: Tensor, generator: Generator) -> Tensor:
+    """Theorem 3.4's bound over the largest change found, for each network and setting. Shape: (networks, K)."""
+    gains, middles = (values.tolist() for values in pair_gains(networks))
+    changes = output_changes(networks, kappas, steps=6, size=1e-2, generator=generator)
+    columns = kappas.T.tolist()
+    bounds = [
+        [robustness_bound(column, gain, middle) for column in columns]
+        for gain, middle in zip(gains, middles, strict=True)
+    ]
+    return torch.tensor(bounds, dtype=torch.float64) / changes

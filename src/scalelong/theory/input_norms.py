@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..diffusion import DiffusionProcess, Prediction, Schedule
-from ..theory.laws import input_norm
+from .laws import input_norm
 
 BATCH = 512
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from scalelong import scale_skips
 from scalelong.models import UViT
-from scalelong.monitor.diagnosis import LIMIT, Diagnosis, Finder
-from scalelong.monitor.monitor import SkipMonitor
-from scalelong.monitor.oscillation import swing_index
-from scalelong.monitor.readings import Layout
+from scalelong.monitor import Diagnosis, SkipMonitor, oscillation_index
+from scalelong.monitor.oscillation import LIMIT, Finder, swing_index
+from scalelong.monitor.readings import Table
 
 SENTENCE = re.compile(r"from step (\d+) on training oscillates, first in (\S+), whose features swing by (\d+)% of .*\.")
 
@@ -34,7 +33,7 @@ def noised(generator: torch.Generator, size: int = 16) -> tuple[Tensor, Tensor, 
 
 
 def train(model: nn.Module, monitor: SkipMonitor, *, lr: float, steps: int, shaken: str | None = None) -> None:
-    """AdamW without clipping; from one reading to the next the weights of `shaken` are tripled, or a third again."""
+    """AdamW without clipping, until there is a diagnosis; the weights of `shaken` are tripled and restored."""
     optimizer, generator = torch.optim.AdamW(model.parameters(), lr=lr), torch.Generator().manual_seed(0)
     with monitor:
         for number in range(steps):
@@ -44,7 +43,8 @@ def train(model: nn.Module, monitor: SkipMonitor, *, lr: float, steps: int, shak
             optimizer.step()
             if shaken is not None:
                 scale(model.get_submodule(shaken), {0: 3.0, 2: 1 / 3}.get(number % 4, 1.0))
-            monitor.step()
+            if monitor.step() and monitor.diagnosis():
+                return
 
 
 @torch.no_grad()
@@ -99,27 +99,29 @@ def test_the_block_in_trouble_is_named(block: str, seed: int) -> None:
 
 
 def test_noise_that_is_not_known_at_one_reading_is_that_of_the_others() -> None:
-    monitor = SkipMonitor(deep_uvit(0, depth=4))
-    window = torch.rand(8, len(monitor.layout.names), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    noise = slice(len(monitor.layout.series), len(monitor.layout.series) + len(monitor.features))
+    table = Table((1, 2), ("a", "b"), window=8)
+    window = torch.rand(8, len(table.names), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = [position for position, name in enumerate(table.names) if name.endswith("_noise")]
     window[:, noise] = 0.1
-    known = monitor._swings(window)
+    table.rows.extend(window)
+    known = table.swings()
     window[3, noise] = torch.nan
-    assert torch.allclose(monitor._swings(window), known)
+    assert known.isfinite().all() and torch.allclose(table.swings(), known)
 
 
-LAYOUT = Layout(skips=((1, "out.1"), (2, "out.0")), blocks=("out", "enc", "mid"))
+CONSUMERS = {1: "out.1", 2: "out.0"}
+BLOCKS = ("enc", "mid", "out")
 
 
 def look(finder: Finder, step: int, features: dict[str, float], swings: dict[str, float], **skips: float) -> None:
-    numbers = dict.fromkeys(LAYOUT.names, 1.0) | {f"block/{name}/feature": value for name, value in features.items()}
-    moved = dict.fromkeys(LAYOUT.series, 0.0) | {f"block/{name}/feature": value for name, value in swings.items()}
-    moved |= {f"skip{index}/share": value for index, value in (("1", skips.get("one", 0)), ("2", skips.get("two", 0)))}
-    finder.update(step, numbers, oscillation=moved, swings=moved, order=["enc", "mid", "out"])
+    numbers = {f"block/{name}/feature": features.get(name, 1.0) for name in BLOCKS}
+    moved = {f"block/{name}/feature": value for name, value in swings.items()}
+    moved |= {"skip1/share": skips.get("one", 0.0), "skip2/share": skips.get("two", 0.0)}
+    finder.update(step, numbers, oscillation=moved, swings=moved, order=BLOCKS)
 
 
 def test_the_origin_is_the_first_of_the_forward_pass_that_moves_half_as_much_as_the_limit() -> None:
-    finder = Finder(LAYOUT)
+    finder = Finder(CONSUMERS)
     look(finder, 10, {}, {"enc": 0.15, "mid": 0.18, "out": 0.2})
     assert finder.found is None
     look(finder, 20, {}, {"enc": 0.09, "mid": 0.2, "out": 0.5}, two=0.6)
@@ -138,8 +140,8 @@ def test_where_the_skips_hardly_move_the_sentence_says_so() -> None:
     assert str(calm).endswith("the long skips are calm, skip 3 (into out.1) swings most, by 2%.")
 
 
-def test_the_draw_of_small_batches_is_no_oscillation_however_large() -> None:
-    """The weights stay as they are: all that moves is which images are drawn."""
+def test_the_choice_of_small_batches_is_no_oscillation_however_large() -> None:
+    """The weights stay as they are: all that changes is which images are in a batch."""
     model = nn.ModuleDict({"network": deep_uvit(0, depth=4)})
     monitor, generator = SkipMonitor(model, every=1, probe_every=None), torch.Generator().manual_seed(0)
     with monitor:
@@ -148,7 +150,8 @@ def test_the_draw_of_small_batches_is_no_oscillation_however_large() -> None:
             strength = torch.rand(4, 1, 1, 1, generator=generator)
             (model["network"](10 * strength * noisy, times) - noise).square().mean().backward()
             monitor.step()
-    series = torch.tensor([[block.feature for block in reading.blocks] for reading in monitor.readings()])
+    features = [name for name in monitor.latest if name.startswith("block/") and name.endswith("/feature")]
+    series = torch.tensor([[reading[name] for name in features] for reading in monitor.readings()])
     assert swing_index(series).nan_to_num().max() > LIMIT
     assert monitor.diagnosis() is None
 
@@ -169,9 +172,9 @@ def test_the_skip_whose_coefficient_swings_is_named(skip: int) -> None:
 
 
 def test_features_that_stop_being_finite_are_traced_to_what_moved_before() -> None:
-    finder = Finder(LAYOUT)
+    finder = Finder(CONSUMERS)
     look(finder, 10, {}, {"enc": 0.01, "mid": 0.15, "out": 0.18}, one=0.1)
-    restored = Finder(LAYOUT)
+    restored = Finder(CONSUMERS)
     restored.load_state_dict(json.loads(json.dumps(finder.state_dict())))
     for one in (finder, restored):
         look(one, 20, {"enc": math.nan, "mid": math.inf, "out": math.nan}, {})
@@ -183,8 +186,19 @@ def test_features_that_stop_being_finite_are_traced_to_what_moved_before() -> No
 
 
 def test_features_that_are_not_finite_from_the_start_are_told_with_the_first_block_that_is_not() -> None:
-    finder = Finder(LAYOUT)
+    finder = Finder(CONSUMERS)
     look(finder, 10, {"mid": math.inf, "out": math.nan}, {})
     assert str(finder.found) == (
         "from step 10 on features are not finite, first in mid, before there were readings enough to see why."
     )
+
+
+def test_the_index_is_the_relative_total_variation_and_growth_is_no_swing() -> None:
+    noise = torch.rand(20, 5, dtype=torch.float64) + 1
+    by_hand = (noise[1:] - noise[:-1]).abs().mean(dim=0) / noise.mean(dim=0)
+    assert torch.allclose(oscillation_index(noise), by_hand)
+    assert torch.allclose(oscillation_index(8 * noise), oscillation_index(noise))
+    growth = noise.cumsum(dim=0)
+    assert (oscillation_index(growth) > 0).all() and swing_index(growth).abs().max() < 1e-12
+    assert oscillation_index(torch.ones(9, 1)).item() == 0 == swing_index(torch.zeros(9, 1)).item()
+    assert oscillation_index(torch.tensor([[1.0], [torch.inf]])).isnan().all()

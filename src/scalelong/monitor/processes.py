@@ -1,4 +1,4 @@
-"""The processes that train one model together, and what they tell each other of a step that is read."""
+"""The processes that train one model together, and how the numbers of a step are taken over all of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,25 @@ WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel
 
 
 @dataclass(frozen=True)
-class Team:
-    """Every process must ask for the same at the same time; one that is alone asks nobody."""
+class Processes:
+    """Every process must call `sum` and `gather` at the same time; with one process they change nothing."""
 
     rank: int = 0
     size: int = 1
     group: Any = None
     """The process group; None = all processes."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Processes:
+        """Those of DDP or FSDP; a bare network is trained by one process."""
+        group: Any = getattr(model, "process_group", None) if type(model).__name__ in WRAPPERS else None
+        # What `fully_shard` makes of a module has this method, and parameters that know their processes.
+        if group is None and hasattr(model, "set_requires_gradient_sync"):
+            mesh: Any = next(model.parameters()).device_mesh  # type: ignore[attr-defined]
+            group = mesh.get_group() if mesh.ndim == 1 else None
+        elif group is None:
+            return cls()
+        return cls(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), group)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the processes. Shape: any."""
@@ -34,10 +46,10 @@ class Team:
         if self.size == 1 or not parts:
             return list(parts)
         sizes = self._gather(parts[0].new_tensor([len(part) for part in parts])).long()
-        longest = int(sizes.sum(dim=1).max())
-        rows = self._gather(nn.functional.pad(own := torch.cat(list(parts)), (0, longest - len(own))))
+        own, longest = torch.cat(list(parts)), int(sizes.sum(dim=1).max())
+        rows = self._gather(nn.functional.pad(own, (0, longest - len(own))))
         split = [row[: int(size.sum())].split(size.tolist()) for row, size in zip(rows, sizes, strict=True)]
-        return [torch.cat(found) for found in zip(*split, strict=True)]
+        return [torch.cat(vectors) for vectors in zip(*split, strict=True)]
 
     def _gather(self, row: Tensor) -> Tensor:
         """Shape: (n,) → (processes, n)."""
@@ -51,20 +63,3 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while type(model).__name__ in WRAPPERS:
         model = model.get_submodule("module")
     return model
-
-
-def team_of(model: nn.Module) -> Team:
-    """The processes that DDP or FSDP let train this model; a bare network is one process's own."""
-    wrapped = getattr(model, "process_group", None) if type(model).__name__ in WRAPPERS else None
-    # What `fully_shard` makes of a module has this method, and no name or class that need be imported.
-    sharded = hasattr(model, "set_requires_gradient_sync")
-    if wrapped is None and not sharded:
-        return Team()
-    group = wrapped if wrapped is not None else group_of(next(model.parameters()))
-    return Team(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), group)
-
-
-def group_of(parameter: Any) -> Any:
-    """The processes that hold the shards of a parameter."""
-    mesh = parameter.device_mesh
-    return mesh.get_group() if mesh.ndim == 1 else None

@@ -1,4 +1,4 @@
-"""Many networks of Eq. 3 at once: every matrix is a batch of independent draws, so that one product serves them all."""
+"""Many networks of Eq. 3 at once: every matrix is a batch of independent samples, multiplied in one product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Block = list[Tensor]
 
 @dataclass(frozen=True)
 class Networks:
-    """Independent draws of `TheoryUNet`: a block is a list of matrices of shape (draws, m, m), item 0 is outermost."""
+    """Samples of `TheoryUNet`: a block is a list of matrices of shape (networks, m, m), item 0 is outermost."""
 
     encoders: list[Block]
     middle: Block
@@ -31,40 +31,33 @@ class Networks:
         return len(self.middle[0])
 
 
-def draw_networks(
-    draws: int,
-    width: int,
-    num_skips: int,
-    *,
-    block_depth: int = 2,
-    generator: Generator,
-) -> Networks:
+def sample_networks(count: int, width: int, num_skips: int, *, block_depth: int = 2, generator: Generator) -> Networks:
     """Blocks W_l σ(W_{l−1} … σ(W_1 x)), every entry from N(0, 2/m)."""
 
     def block() -> Block:
         std = math.sqrt(2 / width)
-        return [torch.empty(draws, width, width).normal_(std=std, generator=generator) for _ in range(block_depth)]
+        return [torch.empty(count, width, width).normal_(std=std, generator=generator) for _ in range(block_depth)]
 
     encoders = [block() for _ in range(num_skips)]
     return Networks(encoders, block(), [block() for _ in range(num_skips)])
 
 
-def batches(draws: int, width: int, num_skips: int, block_depth: int = 2) -> Iterator[int]:
-    """Sizes of batches of networks that add up to `draws` and fit in memory."""
-    size = max(1, BATCH_NUMBERS // (width**2 * block_depth * (2 * num_skips + 1)))
-    for start in range(0, draws, size):
-        yield min(size, draws - start)
+def sample_batches(count: int, width: int, num_skips: int, generator: Generator) -> Iterator[Networks]:
+    """So many networks of blocks with two matrices, in batches that fit in memory."""
+    size = max(1, BATCH_NUMBERS // (width**2 * 2 * (2 * num_skips + 1)))
+    for start in range(0, count, size):
+        yield sample_networks(min(size, count - start), width, num_skips, generator=generator)
 
 
 def forward(networks: Networks, x: Tensor, kappas: Tensor, scale: Tensor | float = 1.0) -> list[Tensor]:
     """h_0 … h_N for K settings at once, every block's output multiplied by `scale`: √½ gives Kaiming's blocks gain 1.
 
-    Shape: x (draws, m, 1 or K), kappas (N, K), scale (K,) → N+1 times (draws, m, K).
+    Shape: x (networks, m, 1 or K), kappas (N, K), scale (K,) → N+1 times (networks, m, K).
     """
-    return trace(networks, x, kappas, scale)[0]
+    return forward_with_records(networks, x, kappas, scale)[0]
 
 
-def trace(
+def forward_with_records(
     networks: Networks, x: Tensor, kappas: Tensor, scale: Tensor | float = 1.0
 ) -> tuple[list[Tensor], list[tuple[int, Tensor, Tensor]]]:
     """h_0 … h_N, and of every matrix the index i of its block, its input and its output; i = N+1 is the middle."""
@@ -88,67 +81,58 @@ def trace(
     return features[::-1], records
 
 
-def unit_inputs(draws: int, width: int, generator: Generator) -> Tensor:
-    """Random directions. Shape: (draws, m, 1)."""
-    x = torch.randn(draws, width, 1, generator=generator)
+def unit_inputs(count: int, width: int, generator: Generator) -> Tensor:
+    """Random directions. Shape: (count, m, 1)."""
+    x = torch.randn(count, width, 1, generator=generator)
     return x / x.norm(dim=1, keepdim=True)
 
 
 def feature_norms(networks: Networks, kappas: Tensor, generator: Generator, scale: Tensor | float = 1.0) -> Tensor:
-    """‖h_i‖²/‖x‖² of every draw. Shape: kappas (N, K) → (draws, N+1, K), float64."""
+    """‖h_i‖²/‖x‖² of every network. Shape: kappas (N, K) → (networks, N+1, K), float64."""
     x = unit_inputs(len(networks), networks.width, generator)
     features = forward(networks, x, kappas, scale)
     return torch.stack([h.double().square().sum(1).expand(-1, kappas.shape[1]) for h in features], dim=1)
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """Squared gradient norms of every draw over ‖x‖². Shape: (draws, N+1), float64; the last is the middle block.
+def gradient_norms(networks: Networks, kappas: Sequence[float], generator: Generator) -> tuple[Tensor, Tensor]:
+    """Squared norms of two gradients over ‖x‖². Shape: (networks, N+1), float64, twice; the last is the middle block.
 
-    Of the matrices of a block the mean is taken. `independent`: of ⟨v, h_0⟩ with a random unit vector v.
-    `denoising`: of ℓ = ‖h_0 − ε‖² over 4ℓ, which would be the same if the residual did not depend on the network.
+    Of the matrices of a block the mean is taken. The first is of ⟨v, h_0⟩ with a random unit vector v. The second is
+    of the denoising loss ℓ = ‖h_0 − ε‖² over 4ℓ, and would be the same if h_0 − ε did not depend on the network.
     """
-
-    independent: Tensor
-    denoising: Tensor
-
-
-def gradient_norms(networks: Networks, kappas: Sequence[float], generator: Generator) -> Gradients:
-    """Gradients of every draw for one setting of the coefficients; input and noise are unit vectors."""
-    draws, width = len(networks), networks.width
-    x, v = (unit_inputs(draws, width, generator) for _ in range(2))
-    features, records = trace(networks, x.requires_grad_(), torch.tensor(kappas).unsqueeze(1))
+    count, width = len(networks), networks.width
+    x, v = (unit_inputs(count, width, generator) for _ in range(2))
+    features, records = forward_with_records(networks, x.requires_grad_(), torch.tensor(kappas).unsqueeze(1))
     outputs = [output for _, _, output in records]
-    noise = unit_inputs(draws, width, generator)
-    residual = features[0].detach() - noise
+    residual = features[0].detach() - unit_inputs(count, width, generator)
     residual = residual / residual.norm(dim=1, keepdim=True)
-    grads = (torch.autograd.grad(features[0], outputs, w, retain_graph=True) for w in (v, residual))
-    return Gradients(*(_block_norms(records, found) for found in grads))
+    independent, denoising = (torch.autograd.grad(features[0], outputs, w, retain_graph=True) for w in (v, residual))
+    return block_norms(records, independent), block_norms(records, denoising)
 
 
-def _block_norms(records: list[tuple[int, Tensor, Tensor]], grads: Sequence[Tensor]) -> Tensor:
-    """‖δ‖²·‖input‖² is the squared norm of a matrix's gradient δ·inputᵀ. Shape: (draws, N+1), mean over matrices."""
+def block_norms(records: list[tuple[int, Tensor, Tensor]], gradients: Sequence[Tensor]) -> Tensor:
+    """‖δ‖²·‖input‖² is the squared norm of a matrix's gradient δ·inputᵀ. Shape: (networks, N+1)."""
     norms: dict[int, list[Tensor]] = {}
-    for (index, read, _), grad in zip(records, grads, strict=True):
-        squared = grad.double().square().sum((1, 2)) * read.detach().double().square().sum((1, 2))
+    for (index, read, _), gradient in zip(records, gradients, strict=True):
+        squared = gradient.double().square().sum((1, 2)) * read.detach().double().square().sum((1, 2))
         norms.setdefault(index, []).append(squared)
     return torch.stack([torch.stack(norms[index]).mean(0) for index in sorted(norms)], dim=1)
 
 
 def lipschitz(block: Block) -> Tensor:
-    """An upper bound of a block's Lipschitz constant: the product of its spectral norms. Shape: (draws,), float64."""
+    """A bound of a block's Lipschitz constant: the product of its spectral norms. Shape: (networks,), float64."""
     norms = [torch.linalg.eigvalsh((matrix.mT @ matrix).double())[:, -1].sqrt() for matrix in block]
     return torch.stack(norms).prod(0)
 
 
 def pair_gains(networks: Networks) -> tuple[Tensor, Tensor]:
-    """M_0 = max_i Lip(b_i)·Lip(a_i) and L_0 = Lip(f_N) of every draw. Shape: (draws,), (draws,)."""
+    """M_0 = max_i Lip(b_i)·Lip(a_i) and L_0 = Lip(f_N) of every network. Shape: (networks,), (networks,)."""
     pairs = [lipschitz(a) * lipschitz(b) for a, b in zip(networks.encoders, networks.decoders, strict=True)]
     return torch.stack(pairs).amax(0), lipschitz(networks.middle)
 
 
 def output_changes(networks: Networks, kappas: Tensor, *, steps: int, size: float, generator: Generator) -> Tensor:
-    """‖UNet(x+δ) − UNet(x)‖/‖δ‖, the larger of a random δ and of one that power iteration aims. Shape: (draws, K).
+    """‖UNet(x+δ) − UNet(x)‖/‖δ‖, the larger of a random δ and of one that power iteration finds. Shape: (networks, K).
 
     `size` is ‖δ‖/‖x‖; `steps` of power iteration on the Jacobian at x turn δ towards what changes the output most.
     """
@@ -169,5 +153,5 @@ def output_changes(networks: Networks, kappas: Tensor, *, steps: int, size: floa
 
 @torch.no_grad()
 def change_along(networks: Networks, x: Tensor, kappas: Tensor, delta: Tensor) -> Tensor:
-    """‖UNet(x+δ) − UNet(x)‖. Shape: (draws, m, K) twice → (draws, K), float64."""
+    """‖UNet(x+δ) − UNet(x)‖. Shape: (networks, m, K) twice → (networks, K), float64."""
     return (forward(networks, x + delta, kappas)[0] - forward(networks, x, kappas)[0]).double().norm(dim=1)

@@ -1,4 +1,4 @@
-"""The hooks that read a training step: features, gradients and coefficients, as sums that stay on the device.
+"""The hooks that read a training step: features, gradients, coefficients and updates; all numbers stay on the device.
 
 They are attached for the steps that are read and for no others, and change no number of the step.
 """
@@ -8,31 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..skips import Argument, Channels, SkipSite
 from ..skips.apply import scaled_networks
 from ..skips.hooks import NAME, forward_parameters
-from .tally import Tally
-from .team import Team
+from .processes import Processes
+from .readings import Sums
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-ALONE = Team()
 
 
 def blocks_of(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     """The network's parts that have weights, by path; of a list or a dict of modules its entries."""
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     for name, child in network.named_children():
         path = f"{prefix}{name}"
         if isinstance(child, CONTAINERS):
-            found |= blocks_of(child, f"{path}.")
+            blocks |= blocks_of(child, f"{path}.")
         elif name != NAME and next(child.parameters(), None) is not None:
-            found[path] = child
-    return found
+            blocks[path] = child
+    return blocks
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Call:
 
 
 class Hook:
-    """A hook that a copy of the model does not take along: copies are not watched."""
+    """A hook that a copy of the model does not take along: copies are not monitored."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -58,56 +60,67 @@ class Hook:
         return ignore
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return inert, ()
+        return without_hook, ()
 
 
 def ignore(*args: Any) -> None:
     """What a hook becomes in a copy."""
 
 
-def inert() -> Callable[..., None]:
+def without_hook() -> Callable[..., None]:
     return ignore
 
 
-class Watch:
-    """Reads the steps during which it is attached, all passes of one that is trained in parts, into a tally."""
+class SkipHooks:
+    """Reads the steps during which it is attached, all micro-batches of one, and the optimiser's step.
 
-    def __init__(self, network: nn.Module, sites: Sequence[SkipSite], scaler: Any = None, team: Team = ALONE) -> None:
-        self.network, self.sites, self.scaler, self.team = network, sites, scaler, team
+    The optimiser is read by hooks of torch on every optimiser, so that nobody has to hand theirs over.
+    """
+
+    def __init__(self, network: nn.Module, sites: Sequence[SkipSite], processes: Processes, scaler: Any = None) -> None:
+        self.network, self.sites, self.processes, self.scaler = network, sites, processes, scaler
         self.blocks = blocks_of(network)
         of_skips = [f"skip{site.index}/{name}" for site in sites for name in ("feature", "gradient", "share")]
         self.names = [*of_skips, *(f"block/{name}/feature" for name in self.blocks)]
-        self.tally = Tally()
         self.order: dict[str, None] = {}
         """The blocks in the order in which they ended."""
-        self.call: Call | None = None
         self.loss_scale = 1.0
         self.handles = ExitStack()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.sums = Sums()
+        self.of_optimizer: dict[str, Tensor] = {}
+        self.before: dict[str, tuple[list[Tensor], Tensor]] = {}
+        """The weights of each block before the optimiser's step, and their norm."""
+        self.call: Call | None = None
 
     def attach(self) -> None:
         enter = self.handles.enter_context
         enter(self.network.register_forward_pre_hook(Hook(self._enter), with_kwargs=True))
         for name, block in self.blocks.items():
-            enter(block.register_forward_hook(Hook(self._read_block(name))))
+            enter(block.register_forward_hook(Hook(partial(self._read_block, name))))
         for _, scaling in scaled_networks(self.network):
             enter(scaling.register_forward_hook(Hook(self._read_coefficient)))
         for site in self.sites:
             consumer = self.network.get_submodule(site.consumer)
             # Registered after the hook that scales the skip, and so called after it.
-            hook = Hook(self._read_skip(site, forward_parameters(consumer)))
+            hook = Hook(partial(self._read_skip, site, forward_parameters(consumer)))
             enter(consumer.register_forward_pre_hook(hook, with_kwargs=True))
             if site.readers and site.joined is not None:
                 reader = self.network.get_submodule(site.readers[0])
-                enter(reader.register_forward_pre_hook(Hook(self._read_joined(site, site.joined))))
+                enter(reader.register_forward_pre_hook(Hook(partial(self._read_joined, site, site.joined))))
+        self.handles.callback(register_optimizer_step_pre_hook(self._before_update).remove)
+        self.handles.callback(register_optimizer_step_post_hook(self._after_update).remove)
 
     def detach(self) -> None:
         self.handles.close()
-        self.tally.clear()
-        self.call = None
+        self._forget()
 
     def values(self) -> dict[str, Tensor]:
-        """What was read since it was attached, over the whole batch; nothing if there was no pass."""
-        return self.tally.values(self.names, self.team) if self.tally.sums else {}
+        """What was read since it was attached, over the whole batch; nothing if there was no pass. Shape: () each."""
+        of_passes = self.sums.values(self.names, self.processes) if self.sums.sums else {}
+        return of_passes | self.of_optimizer
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         device = next(module.parameters()).device.type
@@ -115,38 +128,33 @@ class Watch:
         self.call = Call(args, kwargs, autocast)
         self.loss_scale = 1.0 if self.scaler is None else self.scaler.get_scale()
 
-    def _read_block(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            features = next(tensors_in(output), None)
-            if features is not None:
-                self.order.setdefault(name)
-                self._note_feature(f"block/{name}/feature", features)
-
-        return hook
+    def _read_block(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        features = next(tensors_in(output), None)
+        if features is not None:
+            self.order.setdefault(name)
+            self.sums.add_features(f"block/{name}/feature", energies(features))
 
     def _read_coefficient(self, module: nn.Module, args: tuple[Any, ...], output: Tensor | float) -> None:
         values = torch.as_tensor(output, device=args[1].device).detach().float().flatten()
-        self.tally.add_coefficients(args[0], values)
+        self.sums.add_coefficients(args[0], values)
 
-    def _read_skip(self, site: SkipSite, parameters: list[str]) -> Callable[..., Any]:
-        entry = site.entry
+    def _read_skip(
+        self, site: SkipSite, parameters: list[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        trunk = args[0] if args else kwargs.get(parameters[0])
+        if isinstance(site.entry, Argument):
+            return self._read_argument(site, site.entry, trunk, args, kwargs)
+        self._read_channels(site, site.entry, trunk)
+        return None
 
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if isinstance(entry, Channels):
-                self._read_channels(site, entry, args[0] if args else kwargs[parameters[0]])
-                return None
-            return self._read_argument(site, entry, parameters, args, kwargs)
-
-        return hook
-
-    def _read_channels(self, site: SkipSite, entry: Channels, joined: Tensor) -> None:
-        self._note_feature(f"skip{site.index}/feature", part(joined, entry))
-        self._note_share(site, part(joined, entry), joined)
+    def _read_channels(self, site: SkipSite, entry: Channels, joined: Any) -> None:
+        self.sums.add_features(f"skip{site.index}/feature", energies(part(joined, entry)))
+        self._add_share(site, part(joined, entry), joined)
         if joined.requires_grad:
-            joined.register_hook(lambda gradient: self._note_gradient(site, part(gradient, entry)))
+            joined.register_hook(lambda gradient: self._add_gradient(site, part(gradient, entry)))
 
     def _read_argument(
-        self, site: SkipSite, entry: Argument, parameters: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, site: SkipSite, entry: Argument, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Read the skip and hand on a view of it, whose gradient is that of this way alone, without the trunk's."""
         key = entry.name if entry.name in kwargs else entry.position
@@ -154,39 +162,63 @@ class Watch:
         skip = given if entry.item is None or given is None else given[entry.item]
         if not isinstance(skip, Tensor):
             return None
-        self._note_feature(f"skip{site.index}/feature", skip)
-        trunk = args[0] if args else kwargs.get(parameters[0])
+        self.sums.add_features(f"skip{site.index}/feature", energies(skip))
         if not site.readers and entry.item in (None, -1) and isinstance(trunk, Tensor):
-            self._note_share(site, skip, trunk, skip)
+            self._add_share(site, skip, trunk, skip)
         if not skip.requires_grad:
             return None
         seen = skip.view_as(skip)
-        seen.register_hook(lambda gradient: self._note_gradient(site, gradient))
+        seen.register_hook(lambda gradient: self._add_gradient(site, gradient))
         return with_argument(args, kwargs, key, replaced(given, entry.item, seen))
 
-    def _read_joined(self, site: SkipSite, joined: Channels) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], Tensor):
-                self._note_share(site, part(args[0], joined), args[0])
+    def _read_joined(self, site: SkipSite, joined: Channels, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor):
+            self._add_share(site, part(args[0], joined), args[0])
 
-        return hook
-
-    def _note_feature(self, name: str, features: Tensor) -> None:
-        self.tally.add_features(name, energies(features))
-
-    def _note_share(self, site: SkipSite, skip: Tensor, *joined: Tensor) -> None:
+    def _add_share(self, site: SkipSite, skip: Tensor, *joined: Tensor) -> None:
         total = torch.stack([energy(features) for features in joined]).sum()
-        self.tally.add(f"skip{site.index}/share", energy(skip), total)
+        self.sums.add(f"skip{site.index}/share", energy(skip), total)
 
-    def _note_gradient(self, site: SkipSite, gradient: Tensor) -> None:
+    def _add_gradient(self, site: SkipSite, gradient: Tensor) -> None:
         # Each process has the loss of its own images, and the gradient is that of the mean of these losses.
-        own = norm(gradient) / (self.loss_scale * self.team.size)
-        self.tally.add(f"skip{site.index}/gradient", own.square())
+        own = norm(gradient) / (self.loss_scale * self.processes.size)
+        self.sums.add(f"skip{site.index}/gradient", own.square())
+
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # What a fused optimiser has yet to divide the gradients by, under a gradient scaler.
+        scale = getattr(optimizer, "grad_scale", None)
+        for name, weights in self._weights_of(optimizer).items():
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
+            if gradients:
+                size = norm_of_all(gradients)
+                self.of_optimizer[f"block/{name}/gradient"] = size if scale is None else size / scale
+            self.before[name] = [weight.detach().clone() for weight in weights], norm_of_all(weights)
+
+    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for name, weights in self._weights_of(optimizer).items():
+            if name not in self.before:
+                continue
+            moved, size = self.before.pop(name)
+            for old, weight in zip(moved, weights, strict=True):
+                old.sub_(weight.detach())
+            self.of_optimizer[f"block/{name}/update"] = norm_of_all(moved) / size
+
+    def _weights_of(self, optimizer: Optimizer) -> dict[str, list[nn.Parameter]]:
+        """The weights of each block that this optimiser moves; none of other models."""
+        own = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        moved = {name: [w for w in block.parameters() if id(w) in own] for name, block in self.blocks.items()}
+        return {name: weights for name, weights in moved.items() if weights}
 
 
 def norm(tensor: Tensor) -> Tensor:
     """The 2-norm in float32, whatever the precision of the features. Shape: ()."""
     return torch.linalg.vector_norm(tensor.detach(), dtype=torch.float32)
+
+
+def norm_of_all(tensors: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of all of them together, over all processes where they are sharded. Shape: ()."""
+    norms: list[Any] = [norm(tensor) for tensor in tensors]
+    return torch.stack([(n.full_tensor() if hasattr(n, "full_tensor") else n).square() for n in norms]).sum().sqrt()
 
 
 def energy(tensor: Tensor) -> Tensor:
