@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data.prepared_folder import Index, PreparedFolder
 from ..sampling.sample_folder import Progress
 from ..utils.atomic import read_tensors
+from ..utils.blocks import BlockFolder, Index
 from ..utils.distributed import SINGLE, Rank
 from .statistics import Facts
 
@@ -54,7 +54,7 @@ class Blocks:
 
     def parts(self) -> Iterator[Tensor]:
         """The features of one block after another, once all are there. Shape: (B, D), float32."""
-        store = PreparedFolder(self.folder)
+        store = BlockFolder(self.folder)
         return (read_tensors(store.shard(name))["features"] for name in self.names)
 
     def fill(self, rank: Rank = SINGLE) -> bool:
@@ -62,7 +62,7 @@ class Blocks:
         own = range(rank.index, len(self.names), rank.world)
         if rank.index and not own:
             return False  # The folder may be gone by now.
-        store = PreparedFolder(self.folder)
+        store = BlockFolder(self.folder)
         index = store.begin(self.facts)
         for number in own:
             # The first process may have finished meanwhile, and moved what it knows to the index.
@@ -77,12 +77,12 @@ class Blocks:
         self._finish(store)
         return True
 
-    def _add(self, store: PreparedFolder, number: int, done: int) -> None:
+    def _add(self, store: BlockFolder, number: int, done: int) -> None:
         block = self.ranges[number]
         features = self.make(block, lambda share: self.progress(min(done + share * len(block), self.count), self.count))
         store.add(self.names[number], {"features": features.float()}, rows=len(features), broken={})
 
-    def _finish(self, store: PreparedFolder) -> None:
+    def _finish(self, store: BlockFolder) -> None:
         """Write the index; a block that was damaged meanwhile is made again."""
         index = store.begin(self.facts)
         for number, name in enumerate(self.names):
@@ -92,7 +92,7 @@ class Blocks:
         # An evaluation of fewer images does not forget those of a larger one.
         store.finish(self.facts, {**(index.entries or {}), **entries})
 
-    def _report(self, store: PreparedFolder, index: Index) -> int:
+    def _report(self, store: BlockFolder, index: Index) -> int:
         """How many images are in finished blocks, those of other processes included; told to whoever wants to know."""
         finished = store.finished_names() | (index.entries or {}).keys()
         pairs = zip(self.names, self.ranges, strict=True)
