@@ -89,7 +89,7 @@ class BlockFolder:
         ):
             raise BlockError(f"{self.path} holds other files: choose a new or empty folder")
         Files().make_folder(self.path)
-        return self._write_index(Index(fingerprint, None))
+        return write_index(self.path / INDEX, Index(fingerprint, None))
 
     def add(self, name: str, tensors: Mapping[str, Tensor], *, rows: int, broken: Mapping[str, str]) -> Entry:
         """Write a block of tensors, and then that it is finished."""
@@ -131,12 +131,17 @@ class BlockFolder:
         make: MakeBlock,
         rank: Rank = SINGLE,
         progress: Progress = lambda done, count: None,
+        *,
+        ignore: Collection[str] = (),
     ) -> bool:
-        """Make this process's share of the missing blocks, in a folder that `begin` has opened.
+        """Make this process's share of the blocks that are missing, as `begin` opens the folder.
 
         The first process waits for the others and completes the folder; it returns True, the others False.
         """
-        count = sum(map(len, blocks.values()))
+        count, own = sum(map(len, blocks.values())), list(blocks)[rank.index :: rank.world]
+        if rank.index and not own:
+            return False  # The folder may be gone by now.
+        index = self.begin(fingerprint, ignore=ignore)
 
         def report(index: Index) -> int:
             finished = self.finished_names() | (index.entries or {}).keys()
@@ -149,14 +154,15 @@ class BlockFolder:
             if self.verified(name, index) is None:
                 make(name, rows, lambda share: progress(min(done + share * len(rows), count), count))
 
-        for name in list(blocks)[rank.index :: rank.world]:
+        for name in own:
+            # The first process may have finished meanwhile, and moved the entries to the index, or the whole folder.
             index = self.index()
             if index is None:
-                return False  # Completed meanwhile, and taken away.
+                return False
             make_missing(name, index, report(index))
         if rank.index:
             return False
-        index = self.begin(fingerprint, ignore=fingerprint)
+        index = self.index() or index
         wait_until(lambda: report(index) >= count)
         for name in blocks:
             make_missing(name, index, count)
@@ -167,7 +173,7 @@ class BlockFolder:
 
     def finish(self, fingerprint: Fingerprint, entries: Mapping[str, Entry]) -> None:
         """Write the index that makes the folder complete; what killed writers left behind before goes."""
-        self._write_index(Index(fingerprint, entries))
+        write_index(self.path / INDEX, Index(fingerprint, entries))
         for name in entries:
             self._entry_file(name).unlink(missing_ok=True)
         # Newer ones are those of processes that are still repairing their blocks.
@@ -190,10 +196,6 @@ class BlockFolder:
     def _entry_file(self, name: str) -> Path:
         return self.path / f"{name}.json"
 
-    def _write_index(self, index: Index) -> Index:
-        write_signed(self.path / INDEX, {"format": FORMAT, **asdict(index)})
-        return index
-
 
 def block_ranges(count: int, size: int) -> dict[str, range]:
     """The rows of each block by its name. A short one's says how many it has: a larger count makes another of it.
@@ -215,6 +217,10 @@ def check_fingerprint(path: Path, before: Fingerprint, now: Fingerprint, ignore:
         raise BlockError(f"{path} was made with other settings ({shown}): give the same ones, or remove it")
 
 
+def short_hash(fingerprint: Fingerprint) -> str:
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:8]
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         time.sleep(POLL_SECONDS)
@@ -231,6 +237,11 @@ def read_index(file: Path) -> Index | None:
     entries = content["entries"]
     parsed = None if entries is None else {name: Entry(**entry) for name, entry in entries.items()}
     return Index(content["fingerprint"], parsed)
+
+
+def write_index(file: Path, index: Index) -> Index:
+    write_signed(file, {"format": FORMAT, **asdict(index)})
+    return index
 
 
 def signed(content: dict[str, Any]) -> bytes:
