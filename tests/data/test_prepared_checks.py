@@ -24,7 +24,8 @@ from prepare_cases import (
 
 from scalelong.data import DataError
 from scalelong.data.prepare import Job, prepare
-from scalelong.utils.blocks import INDEX, BlockError, read_signed, signed
+from scalelong.utils.atomic import read_signed, signed
+from scalelong.utils.blocks import INDEX, BlockError
 
 MakeJob = Callable[[str], Job]
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..utils.atomic import read_tensors
 from ..utils.blocks import BlockFolder, Fingerprint, Progress, block_ranges
 from ..utils.device import own_device
 from ..utils.distributed import Rank
+from ..utils.tensors import read_tensors
 
 INCEPTION, EFFICIENTNET = "inception", "efficientnet-lite0"
 KNOWN = f"{INCEPTION}, {INCEPTION}:WEIGHTS, {EFFICIENTNET}, a TorchScript file, or a transformers vision model"

@@ -206,6 +206,29 @@ def to_json(value: Any) -> bytes:
     return json.dumps(value, indent=1).encode()
 
 
+def signed(content: Mapping[str, Any]) -> bytes:
+    """JSON that ends with the SHA-256 of what stands before."""
+    return to_json({**content, "sha256": hashlib.sha256(to_json(content)).hexdigest()})
+
+
+def read_signed(path: Path) -> dict[str, Any]:
+    """The content of such a file; raises Damaged if it is missing or not as it was written."""
+    try:
+        raw = path.read_bytes()
+        content: dict[str, Any] = json.loads(raw)
+        del content["sha256"]
+    except FileNotFoundError:
+        raise Damaged(f"{path.name} is missing") from None
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise Damaged(f"{path.name} is not what was written ({error})") from error
+    # Compared as bytes, so that a change anywhere is seen, even one that a parser forgives.
+    if signed(content) != raw:
+        raise Damaged(f"{path.name} does not match its checksum")
+    return content
+
+
 def human_size(count: float) -> str:
     """
     >>> human_size(1_234_567)

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .atomic import Damaged, Files, atomic_write, describe, to_json, verify_file
+from .atomic import Damaged, Files, atomic_write, describe, read_signed, signed, verify_file
 from .distributed import SINGLE, Rank
 
 FORMAT = 2
@@ -82,11 +82,8 @@ class BlockFolder:
         if index is not None:
             check_fingerprint(self.path, index.fingerprint, fingerprint, ignore)
             return index
-        if (
-            self.path.is_dir()
-            and not (self.path / INDEX).exists()
-            and any(not path.name.startswith(".") for path in self.path.iterdir())
-        ):
+        strangers = [path for path in self.path.glob("*") if not path.name.startswith(".")]
+        if strangers and not (self.path / INDEX).exists():
             raise BlockError(f"{self.path} holds other files: choose a new or empty folder")
         Files().make_folder(self.path)
         return write_index(self.path / INDEX, Index(fingerprint, None))
@@ -106,7 +103,7 @@ class BlockFolder:
         """What is known of a finished block: the latest word is beside it, else in the index."""
         try:
             return Entry(**read_signed(self._entry_file(name)))
-        except (FileNotFoundError, Damaged):
+        except Damaged:
             return None if index.entries is None else index.entries.get(name)
 
     def verify(self, entry: Entry, *, hashed: bool = True) -> None:
@@ -143,29 +140,30 @@ class BlockFolder:
             return False  # The folder may be gone by now.
         index = self.begin(fingerprint, ignore=ignore)
 
-        def report(index: Index) -> int:
+        def report() -> int:
             finished = self.finished_names() | (index.entries or {}).keys()
             done = sum(len(rows) for name, rows in blocks.items() if name in finished)
             progress(done, count)
             return done
 
-        def make_missing(name: str, index: Index, done: int) -> None:
+        def make_missing(name: str, done: int) -> None:
             rows = blocks[name]
             if self.verified(name, index) is None:
                 make(name, rows, lambda share: progress(min(done + share * len(rows), count), count))
 
         for name in own:
             # The first process may have finished meanwhile, and moved the entries to the index, or the whole folder.
-            index = self.index()
-            if index is None:
+            found = self.index()
+            if found is None:
                 return False
-            make_missing(name, index, report(index))
+            index = found
+            make_missing(name, report())
         if rank.index:
             return False
         index = self.index() or index
-        wait_until(lambda: report(index) >= count)
+        wait_until(lambda: report() >= count)
         for name in blocks:
-            make_missing(name, index, count)
+            make_missing(name, count)
         entries = {name: entry for name in blocks if (entry := self.entry(name, index)) is not None}
         # A smaller job does not forget the blocks of a larger one.
         self.finish(fingerprint, {**(index.entries or {}), **entries})
@@ -203,10 +201,11 @@ def block_ranges(count: int, size: int) -> dict[str, range]:
     >>> block_ranges(6, 4)
     {'block-00000': range(0, 4), 'block-00001-2': range(4, 6)}
     """
-    ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
-    return {
-        f"block-{number:05d}{'' if len(rows) == size else f'-{len(rows)}'}": rows for number, rows in enumerate(ranges)
-    }
+    blocks = {}
+    for number, start in enumerate(range(0, count, size)):
+        rows = range(start, min(start + size, count))
+        blocks[f"block-{number:05d}" + (f"-{len(rows)}" if len(rows) < size else "")] = rows
+    return blocks
 
 
 def check_fingerprint(path: Path, before: Fingerprint, now: Fingerprint, ignore: Collection[str] = ()) -> None:
@@ -230,7 +229,7 @@ def read_index(file: Path) -> Index | None:
     """An index; None if there is none, or it is damaged and all must be done again."""
     try:
         content = read_signed(file)
-    except (FileNotFoundError, Damaged):
+    except Damaged:
         return None
     if content.get("format") != FORMAT:
         raise BlockError(f"{file.parent} was made by another version of scalelong: remove it, and make it anew")
@@ -244,24 +243,5 @@ def write_index(file: Path, index: Index) -> Index:
     return index
 
 
-def signed(content: dict[str, Any]) -> bytes:
-    """JSON with a checksum of its own in it."""
-    return to_json(content | {"checksum": hashlib.sha256(to_json(content)).hexdigest()})
-
-
-def write_signed(path: Path, content: dict[str, Any]) -> None:
-    atomic_write(path, lambda temporary: Files().write_bytes(temporary, signed(content)))
-
-
-def read_signed(path: Path) -> dict[str, Any]:
-    """The content of such a file; raises Damaged if it is not as it was written."""
-    raw = path.read_bytes()
-    try:
-        content: dict[str, Any] = json.loads(raw)
-        del content["checksum"]
-        whole = signed(content) == raw
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise Damaged(f"{path.name} is not what was written ({error})") from error
-    if not whole:
-        raise Damaged(f"{path.name} does not match its checksum")
-    return content
+def write_signed(file: Path, content: dict[str, Any]) -> None:
+    atomic_write(file, lambda temporary: Files().write_bytes(temporary, signed(content)))
