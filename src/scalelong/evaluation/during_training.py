@@ -34,7 +34,7 @@ EXCHANGE = ".evaluation"
 
 
 class Stopped(Exception):
-    """A process was told to stop, so the evaluation is given up."""
+    """A process should stop, so the evaluation is given up."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def symmetric_root(matrix: Tensor) -> Tensor:
 def frechet_figure(reference: Statistics, features: Tensor, groups: int = GROUPS) -> Figure:
     """The Fréchet distance of images from a reference. Shape: features (N, D).
 
-    The interval leaves out one group of images at a time. A bootstrap would not do: drawing an image twice lowers the
+    The interval leaves out one group of images at a time. A bootstrap would not do: taking an image twice lowers the
     rank of the covariance, and raises the distance by more than the interval is wide.
     """
     if features.shape[1] != reference.width:
@@ -241,17 +241,13 @@ def kernel_distance(real: Tensor, generated: Tensor, subset: int | None = None) 
     if size < 2 * subset:
         raise ValueError(f"the KID needs at least two subsets of {subset} images of each kind, not {size} images")
     estimate, count = import_kid(), size // subset
-    pairs = zip(subsets(real, subset, count), subsets(generated, subset, count), strict=True)
-    values = torch.tensor([float(estimate(one.double(), other.double())) for one, other in pairs], dtype=torch.float64)
+    reals, others = (shuffled(features)[: count * subset].double().split(subset) for features in (real, generated))
+    values = torch.tensor([float(estimate(*pair)) for pair in zip(reals, others, strict=True)], dtype=torch.float64)
     return with_error(values.mean().item(), values.std().item() / math.sqrt(count), count - 1)
 
 
-def subsets(features: Tensor, size: int, count: int) -> Iterator[Tensor]:
-    return iter(shuffled(features)[: size * count].split(size))
-
-
 def check_libraries() -> None:
-    """Raise where a library that the figures need is not installed: before images are drawn, not after."""
+    """Raise where a library that the figures need is not installed: before images are sampled, not after."""
     import_kid()
     if importlib.util.find_spec("scipy") is None:
         raise ImportError('the intervals need scipy: pip install "scalelong[eval]"')

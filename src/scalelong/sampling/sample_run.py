@@ -78,13 +78,11 @@ def sample_run(
     check_request(config, request)
     chosen = choose_checkpoint(run, checkpoint)
     settings = describe_samples(config, request, chosen, weights, seed)
-    name = title(config, request, chosen.step, weights, seed)
+    place = run.samples / title(config, request, chosen.step, weights, seed)
     if compile:
         check_compiler(best_device())
         # Compiled code rounds differently: a grey level here and there.
-        settings, name = {**settings, "compiled": True}, f"{name}-compiled"
-
-    place = run.samples / name
+        settings, place = {**settings, "compiled": True}, place.with_name(f"{place.name}-compiled")
 
     def open_sampler() -> SampleBatch:
         conditioning, conditions = conditions_of(config, request)
