@@ -187,6 +187,19 @@ def test_what_a_preprocessor_subtracts_and_divides_by_is_a_fact_of_the_network(t
     assert resizes[0].endswith("mean 0.5 0.5 0.5, deviation 0.25 0.25 0.25") and resizes[0] != resizes[1]
 
 
+@pytest.mark.parametrize(
+    ("said", "side"),
+    [({"shortest_edge": 224}, 224), ({"height": 32, "width": 32}, 32), (64, 64)],
+)
+def test_a_preprocessor_says_its_size_in_one_of_three_ways(said: object, side: int, tmp_path: Path) -> None:
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({"size": said}))
+    assert read_resize(tmp_path).size == side
+    file.write_text(json.dumps({"size": None}))
+    with pytest.raises(FeatureError, match="does not say how large images must be"):
+        read_resize(tmp_path)
+
+
 def test_a_vision_model_that_wants_another_size_than_its_preprocessor_says_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FeatureError, match="does not take images of 24 px"):
         load_features(str(save_vision(tmp_path, size={"height": 24, "width": 24})))

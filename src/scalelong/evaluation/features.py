@@ -134,9 +134,10 @@ def load_torchscript(path: Path) -> FeatureNetwork:
         try:
             found = network(images, return_features=True) if resizes else network(plain(images))
         except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]  # TorchScript's own trace stands before.
             raise FeatureError(
-                f"{path} does not take images of {images.shape[-1]} px: {last_line(error)}. It gets them as large as "
-                "they are; save one that resizes them"
+                f"{path} does not take images of {images.shape[-1]} px: {reason}. It gets them as large as they are; "
+                "save one that resizes them"
             ) from error
         if not isinstance(found, Tensor):
             raise FeatureError(f"{path} returns a {type(found).__name__}, not one tensor of features")
@@ -146,37 +147,33 @@ def load_torchscript(path: Path) -> FeatureNetwork:
     return FeatureNetwork(path.name, sha256_of(path)[:16], how, f"FD-{path.stem}", forward)
 
 
-def last_line(error: BaseException) -> str:
-    """What TorchScript says at the end of the trace of its own."""
-    return str(error).strip().splitlines()[-1]
-
-
 def load_transformers(name: str) -> FeatureNetwork:
     """A vision model of transformers, a folder or `owner/name` on the hub: its pooled output, if that was trained.
 
     Else it is the mean over its tokens, and the distance's name ends with -tokens: checkpoints of classifiers have no
     weights of what pools, and random ones would be others in every process.
     """
-    folder = find_model(name)
+    try:
+        folder = locate(name, KEY)
+    except DataError as error:
+        raise FeatureError(f"{error}. It may be {KNOWN}") from error
     network, pools = load_vision(folder)
     resize = read_resize(folder)
-    pooled = pools and output_of(network, resize, blank(resize), folder).pooler_output is not None
+    side = resize.size or 1
+    blank = torch.zeros(1, 3, side, side, dtype=torch.uint8, device=own_device())
+    pooled = pools and output_of(network, resize, blank, folder).pooler_output is not None
 
     def forward(images: Tensor) -> Tensor:
         found = output_of(network, resize, images, folder)
-        return found.pooler_output if pooled else mean_of_tokens(found.last_hidden_state)
+        if pooled:
+            return found.pooler_output
+        states = found.last_hidden_state  # Tokens (B, L, D), or a map (B, D, h, w).
+        return states.mean(1) if states.ndim == 3 else states.mean((2, 3))
 
     # As the folder is called, however it was reached: the same weights have one name.
     called = Path(name).expanduser().resolve().name if Path(name).expanduser().is_dir() else name.split("/")[-1]
     label = f"FD-{called}" if pooled else f"FD-{called}-tokens"
     return FeatureNetwork(called, fingerprint_of(folder)[:16], resize.in_full, label, forward)
-
-
-def find_model(name: str) -> Path:
-    try:
-        return locate(name, KEY)
-    except DataError as error:
-        raise FeatureError(f"{error}. It may be {KNOWN}") from error
 
 
 def load_vision(folder: Path) -> tuple[Any, bool]:
@@ -205,16 +202,6 @@ def output_of(network: Any, resize: Resize, images: Tensor, folder: Path) -> Any
     return found
 
 
-def blank(resize: Resize) -> Tensor:
-    side = resize.size or 1
-    return torch.zeros(1, 3, side, side, dtype=torch.uint8, device=own_device())
-
-
-def mean_of_tokens(states: Tensor) -> Tensor:
-    """Shape: (B, L, D), or a map (B, D, h, w) → (B, D)."""
-    return states.mean(1) if states.ndim == 3 else states.mean((2, 3))
-
-
 def read_resize(folder: Path) -> Resize:
     """What preprocessor_config.json says; the whole image is resized to the square, and nothing is cut off.
 
@@ -224,21 +211,11 @@ def read_resize(folder: Path) -> Resize:
     if not file.is_file():
         raise FeatureError(f"there is no {file.name} in {folder}, which says how large images must be")
     said: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    size = side_of(said.get("crop_size") or said.get("size"))
+    size = said.get("crop_size") or said.get("size")
+    if isinstance(size, dict):
+        size = size.get("height") or size.get("shortest_edge")
     if size is None:
         raise FeatureError(f"{file} does not say how large images must be")
-    mean, std = (
-        tuple(said.get(key) or default) for key, default in (("image_mean", [0.5] * 3), ("image_std", [0.5] * 3))
-    )
+    mean, std = (tuple(said.get(key) or [0.5] * 3) for key in ("image_mean", "image_std"))
     # PIL's number for bicubic is 3.
     return Resize(size, "bicubic" if said.get("resample") == 3 else "bilinear", mean=mean, std=std)
-
-
-def side_of(size: Any) -> int | None:
-    """
-    >>> side_of({"shortest_edge": 224}), side_of({"height": 32, "width": 32}), side_of(64), side_of(None)
-    (224, 32, 64, None)
-    """
-    if isinstance(size, dict):
-        return size.get("height") or size.get("shortest_edge")
-    return size
