@@ -20,8 +20,8 @@ from scalelong.data import prepared as prepared_module
 from scalelong.data.encoders import LatentEncoder, TextEncoder
 from scalelong.data.prepare import Job, Work, alone, prepare
 from scalelong.data.prepared import mapped
-from scalelong.data.prepared_folder import INDEX
 from scalelong.data.processes import at_work, prepare_together
+from scalelong.utils.blocks import INDEX
 from scalelong.utils.distributed import Rank
 from scalelong.utils.rng import keyed_generator
 

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from scalelong.evaluation import FeatureError, load_features
 from scalelong.evaluation import features as feature_networks
 from scalelong.evaluation.feature_network import BATCH, FeatureNetwork, Resize
-from scalelong.evaluation.features import INCEPTION_FILE, load_inception
+from scalelong.evaluation.features import INCEPTION_FILE, load_inception, load_transformers, read_resize
 from scalelong.evaluation.inception import FIDInception
-from scalelong.evaluation.vision import load_transformers, read_resize
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +185,19 @@ def test_a_vision_model_has_one_name_however_its_folder_is_reached(
 def test_what_a_preprocessor_subtracts_and_divides_by_is_a_fact_of_the_network(tmp_path: Path) -> None:
     resizes = [load_features(str(save_vision(tmp_path, image_mean=[mean] * 3))).resize for mean in (0.5, 0.4)]
     assert resizes[0].endswith("mean 0.5 0.5 0.5, deviation 0.25 0.25 0.25") and resizes[0] != resizes[1]
+
+
+@pytest.mark.parametrize(
+    ("said", "side"),
+    [({"shortest_edge": 224}, 224), ({"height": 32, "width": 32}, 32), (64, 64)],
+)
+def test_a_preprocessor_says_its_size_in_one_of_three_ways(said: object, side: int, tmp_path: Path) -> None:
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({"size": said}))
+    assert read_resize(tmp_path).size == side
+    file.write_text(json.dumps({"size": None}))
+    with pytest.raises(FeatureError, match="does not say how large images must be"):
+        read_resize(tmp_path)
 
 
 def test_a_vision_model_that_wants_another_size_than_its_preprocessor_says_is_refused(tmp_path: Path) -> None:

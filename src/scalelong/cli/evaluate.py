@@ -52,8 +52,8 @@ def stats(
         from ..utils.distributed import Rank
 
         config, features = choose_data(data, overrides or [], size), load_features(network)
-        path = build_reference(config, features, images=images, folder=out, rank=Rank.here(), report=show)
-    if path is not None and is_first_process():
+        path = build_reference(config, features, images=images, folder=out, rank=Rank.here(), progress=show)
+    if is_first_process():
         found = load_reference(path).statistics
         typer.echo(f"{found.count} images, {found.width} features of {network}: {path}")
 
@@ -118,7 +118,7 @@ def evaluate(
         others = [] if compare is None else read_evaluations(compare)
         if compare is not None and not others:
             raise ValueError(f"{compare} holds no evaluations to compare with: scalelong evaluate writes them")
-        found = evaluate_run(run, plan, rank=Rank.here(), report=show, others=others)
+        found = evaluate_run(run, plan, rank=Rank.here(), progress=show, others=others)
     if found:
         print_evaluations(found, run)
     for one in found if others else []:
@@ -131,11 +131,11 @@ def print_evaluations(found: list[Evaluation], run: Path) -> None:
     for one in found:
         table.add_row(str(one.step), one.weights, *map(str, one.figures.values()))
     print_table(table)
-    facts = found[0].facts
-    captions = "" if facts["captions"] is None else f" of {facts['captions']} captions"
+    known = found[0].fingerprint
+    captions = "" if known["captions"] is None else f" of {known['captions']} captions"
     print_line(
-        f"{facts['images']} images{captions}, {facts['sampler']}, against {facts['reference_images']} images; network "
-        f"{facts['network']} ({facts['weights']}), resize {facts['resize']}; 95 % intervals. Written: "
+        f"{known['images']} images{captions}, {known['sampler']}, against {known['reference_images']} images; network "
+        f"{known['network']} ({known['weights']}), resize {known['resize']}; 95 % intervals. Written: "
         f"{run / 'evaluation.json'}"
     )
 
@@ -144,6 +144,6 @@ def print_comparison(one: Evaluation, others: list[Evaluation]) -> None:
     from ..evaluation import compare
     from ..evaluation.results import counterpart
 
-    other = counterpart(one.facts, one.weights, others)
+    other = counterpart(one.fingerprint, one.weights, others)
     parts = (f"{name} {value:+.4g}" for name, value in compare(other, one).items())
     print_line(f"{one.weights} compared with step {other.step}, {other.weights}: {', '.join(parts)}")

@@ -49,7 +49,7 @@ def sample(
             steps=steps,
             sampler=sampler,
             guidance=guidance,
-            wish=SampleRequest(label, prompt),
+            request=SampleRequest(label, prompt),
             seed=seed,
             weights=weights,
             checkpoint=checkpoint,

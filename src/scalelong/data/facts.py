@@ -22,6 +22,8 @@ from .tables import Table
 Facts = dict[str, str | int | None]
 
 PARTS = ("train", "validation")
+EMPTY = "empty"
+"""The block with the features of the empty caption."""
 SAMPLED_PICTURES = 16
 
 # A hash says more than the name beside it: the same contents may lie somewhere else.
@@ -138,6 +140,13 @@ def difference(before: Facts, now: Facts) -> str | None:
         if key not in skipped and before.get(key) != now.get(key):
             return CONTENTS.get(key) or f"{key} {before.get(key)!r}, not {now.get(key)!r}"
     return None
+
+
+def check_facts(folder: Path, before: Facts, now: Facts, advice: str) -> None:
+    """Raise if a folder was prepared for something else."""
+    differs = difference(before, now)
+    if differs is not None:
+        raise DataError(f"{folder} was prepared for {differs}: {advice}")
 
 
 def short_hash(facts: Facts) -> str:

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..utils.blocks import BlockFolder, Entry, Index
 from ..utils.distributed import SINGLE, Rank
 from .broken import BrokenImages
 from .config import DataConfig
 from .config_encoders import LatentConfig, TextConfig
 from .encoders import repeatable
 from .errors import DataError
-from .facts import PARTS, Part, asked, choose_parts, found
+from .facts import EMPTY, HASH_OF, PARTS, Part, asked, check_facts, choose_parts, found
 from .images import Progress, decode_plan
-from .prepared_folder import EMPTY, Entry, Index, PreparedFolder
 from .shard_content import Rows, ShardEncoder
 
 SHARD_ROWS = 256
@@ -85,8 +85,11 @@ class Work:
         self.parts = choose_parts(job.data, job.text, latents=job.latents is not None, classes=job.classes)
         self.facts = asked(job.data, job.text, job.latents) | found(self.parts, job.text, job.latents)
         self.facts["shard_rows"] = job.shard_rows
-        self.folder = PreparedFolder(job.folder)
-        self.index: Index = self.folder.begin(self.facts)
+        self.folder = BlockFolder(job.folder)
+        before = self.folder.index()
+        if before is not None:
+            check_facts(job.folder, before.fingerprint, self.facts, "choose another --out, or remove it first")
+        self.index: Index = self.folder.begin(self.facts, ignore=HASH_OF)
         self.tasks = list(make_tasks(job, self.parts))
         self.total = sum(len(task.rows) for task in self.tasks)
         self.broken = AllBroken(job.data.source)

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..utils.atomic import Damaged, verify_file
+from ..utils.atomic import Damaged
+from ..utils.blocks import BlockFolder, Entry
 from ..utils.rng import keyed_generator
 from ..utils.tensors import import_safetensors
 from .config import DataConfig
@@ -19,9 +20,8 @@ from .config_encoders import LatentConfig, TextConfig
 from .encoders import draw_latents
 from .errors import DataError
 from .examples import Picked, caption_of
-from .facts import PARTS, Facts, asked, encoder_hashes, known_source_facts, short_hash
+from .facts import EMPTY, PARTS, Facts, asked, check_facts, encoder_hashes, known_source_facts, short_hash
 from .images import ImageData, ImageSet
-from .prepared_folder import EMPTY, Entry, PreparedFolder
 from .shard_content import key_of
 
 AGAIN = "run `scalelong prepare` again"
@@ -57,7 +57,7 @@ def open_prepared(
         del now["data.source"]
     else:
         now |= known_source_facts(data, text)
-    store = PreparedFolder(folder)
+    store = BlockFolder(folder)
     entries = checked_entries(store, now)
     scale = None if latents is None else latents.scale
     pixels = (None, None) if images is None else (images.train, images.validation)
@@ -68,19 +68,20 @@ def open_prepared(
     return PreparedData(train, validation, None if text is None else mapped(store.shard(EMPTY))["text"][0].float())
 
 
-def checked_entries(store: PreparedFolder, now: Facts) -> dict[str, Entry]:
+def checked_entries(store: BlockFolder, now: Facts) -> dict[str, Entry]:
     """The files of a complete folder, made for these facts and as they were written."""
     index = store.index()
     if index is None:
         raise DataError(f"there is no prepared data in {store.path}: run `scalelong prepare` first, with this recipe")
-    compared = index.facts.keys() - {"shard_rows", "data.source"} | now.keys()
-    store.check({key: fact for key, fact in index.facts.items() if key in compared}, now, AGAIN)
+    facts = index.fingerprint
+    compared = facts.keys() - {"shard_rows", "data.source"} | now.keys()
+    check_facts(store.path, {key: fact for key, fact in facts.items() if key in compared}, now, AGAIN)
     if index.entries is None:
         raise DataError(f"{store.path} is not finished: {AGAIN}, it goes on where it was stopped")
     small = sum(entry.bytes for entry in index.entries.values()) <= HASHED_BYTES
-    for name, entry in index.entries.items():
+    for entry in index.entries.values():
         try:
-            verify_file(store.shard(name), entry.bytes, entry.sha256 if small else None)
+            store.verify(entry, hashed=small)
         except Damaged as damage:
             raise DataError(f"{store.path} is damaged, {damage}: {AGAIN}, it makes only that anew") from damage
     return dict(index.entries)
@@ -96,7 +97,7 @@ def prepared_folder(name: str, data: DataConfig, text: TextConfig | None, latent
 class Shards:
     """The rows of one part, numbered through all of its shards, each of which is mapped when it is first read."""
 
-    def __init__(self, store: PreparedFolder, entries: dict[str, Entry], part: str) -> None:
+    def __init__(self, store: BlockFolder, entries: dict[str, Entry], part: str) -> None:
         names = sorted(name for name in entries if name.startswith(f"{part}-"))
         self.paths = [store.shard(name) for name in names]
         self.ends = list(accumulate(entries[name].rows for name in names))

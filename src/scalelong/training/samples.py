@@ -14,8 +14,8 @@ from ..diffusion.guidance import Condition
 from ..evaluation import Evaluator
 from ..runs.run_dir import Run
 from ..sampling.images import save_grid
-from ..sampling.sample_folder import wait_until
-from ..sampling.sample_run import draw, validation_condition
+from ..sampling.sample_run import sample_network, validation_condition
+from ..utils.blocks import wait_until
 from .parallel import Parallel
 
 GRID_IMAGES = 64
@@ -29,7 +29,7 @@ def save_samples(path: Path, network: nn.Module, config: Config, inputs: Inputs,
         return
     conditioning, condition = conditioning_of(config, inputs.empty_text), sample_condition(config, inputs, GRID_IMAGES)
     network.eval()
-    samples = draw(network, config, conditioning, condition, count=GRID_IMAGES)
+    samples = sample_network(network, config, conditioning, condition, count=GRID_IMAGES)
     network.train()
     if parallel.is_main:
         save_grid(samples, path)
@@ -48,7 +48,14 @@ def open_evaluator(
     """The evaluator of samples, if the recipe asks for one; the statistics of the data may take their time."""
     if config.evaluation.every is None:
         return None
-    conditions = conditioning_of(config, inputs.empty_text), sample_condition(config, inputs, config.evaluation.images)
+    conditioning = conditioning_of(config, inputs.empty_text)
+    condition = sample_condition(config, inputs, config.evaluation.images)
     return Evaluator.open(
-        config, run.folder, conditions, rank=parallel.rank, together=parallel.uses_fsdp, report=progress
+        config,
+        run.folder,
+        conditioning,
+        condition,
+        rank=parallel.rank,
+        uses_fsdp=parallel.uses_fsdp,
+        progress=progress,
     )
