@@ -18,12 +18,10 @@ from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
 from scalelong.report import NotAReport, read_content, write_page
-from scalelong.report.chart_data import chart_data
+from scalelong.report.charts import IntervalScale, chart_data
 from scalelong.report.figures import draw_figures
-from scalelong.report.intervals import IntervalScale
 from scalelong.report.page import RELOAD_SECONDS
-from scalelong.report.pictures import Album, Budget
-from scalelong.report.read import Notes
+from scalelong.report.pictures import BUDGET, Album
 from scalelong.report.watch import QUIET_POLLS, watch_content
 
 pytest.importorskip("jinja2")
@@ -125,7 +123,7 @@ def test_a_grid_that_was_enlarged_is_stored_pixel_by_pixel(tmp_path: Path) -> No
     from PIL import Image
 
     path = draw_grid(tmp_path / "grid.png", 0, size=73, factor=6)
-    picture = Album(Notes()).embed(path, "CS", "")
+    picture = Album(BUDGET).embed(path, "CS", "", [])
     assert picture is not None and (picture.width, picture.height) == (73, 73) and picture.pixelated
     stored = Image.open(io.BytesIO(base64.b64decode(picture.source.partition(",")[2])))
     with Image.open(path) as original:
@@ -136,21 +134,22 @@ def test_many_large_pictures_stay_within_the_size_of_a_page(tmp_path: Path) -> N
     from PIL import Image
 
     Image.effect_noise((800, 800), 90).convert("RGB").save(tmp_path / "large.png", compress_level=1)
-    notes, budget = Notes(), 400_000
-    album = Album(notes, Budget(budget))
-    pictures = [album.embed(tmp_path / "large.png", "CS", "") for _ in range(4)]
+    warnings: list[str] = []
+    budget = 400_000
+    album = Album(budget)
+    pictures = [album.embed(tmp_path / "large.png", "CS", "", warnings) for _ in range(4)]
     kept = [picture for picture in pictures if picture is not None]
     assert 1 <= len(kept) < 4
     # Base64 takes four letters for three bytes.
     assert sum(len(picture.source) for picture in kept) <= budget * 4 / 3 + 100 * len(kept)
-    assert "left out" in notes.lines[0]
+    assert "left out" in warnings[0]
 
 
 def test_the_pictures_of_all_comparisons_and_runs_of_a_page_share_its_size(
     cases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = 30_000  # Five of the grids that were drawn here.
-    monkeypatch.setattr("scalelong.report.page.Budget", lambda: Budget(budget))
+    monkeypatch.setattr("scalelong.report.pictures.BUDGET", budget)
     page = page_of(cases / "comparison", cases / "rates", cases / "single")
     pictures = [source for source in page.having("src") if source.startswith("data:image")]
     assert pictures and sum(len(source) for source in pictures) <= budget * 4 / 3 + 100 * len(pictures)
@@ -160,7 +159,7 @@ def test_the_pictures_of_all_comparisons_and_runs_of_a_page_share_its_size(
 def test_settings_whose_samples_are_not_shown_are_named(tmp_path: Path) -> None:
     rates = (0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007)
     page = page_of(write_comparison(tmp_path / "comparison", rates=rates, seeds=1))
-    assert "Drawn images, lr 0.006" in page.text and "Drawn images, lr 0.007" not in page.text
+    assert "Samples, lr 0.006" in page.text and "Samples, lr 0.007" not in page.text
     assert "Not shown, to keep the page small: the samples of lr 0.007, which lie in their folders." in page.text
 
 

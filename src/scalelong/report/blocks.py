@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
-from .numbers import Points
-from .read import Estimate
+from .numbers import Band, Estimate, Points
 
 STYLES = 8
 """Colours with a dash and a marker of their own; after these they come again."""
@@ -28,8 +26,7 @@ class Series:
     name: str
     style: int
     points: Points = field(default_factory=list)
-    band: Sequence[tuple[float, float, float]] = ()
-    """x, lower and upper end."""
+    band: Band = field(default_factory=list)
     members: Sequence[Line] = ()
     ended: str = ""
     """Why the series stops early; marked with a cross."""
@@ -53,9 +50,19 @@ class View:
     """Drawn behind all others as a shaded range."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    half: bool = False
+    """Whether two of these may stand beside each other."""
+
+    @property
+    def kind(self) -> str:
+        """The macro of the template that draws it."""
+        return type(self).__name__.lower()
+
+
 @dataclass(frozen=True)
-class Chart:
-    kind: ClassVar[str] = "chart"
+class Chart(Block):
     key: str
     """Names the element of the page and, without its part, the files of the figure."""
     title: str
@@ -68,8 +75,6 @@ class Chart:
     log_x: bool = False
     linear: bool = False
     """Begin with a linear axis, however far apart the values are."""
-    half: bool = False
-    """Whether two of these may stand beside each other."""
 
     @property
     def empty(self) -> bool:
@@ -91,15 +96,14 @@ class Interval:
     style: int
     estimate: Estimate
     text: str
-    detail: str = ""
+    details: Sequence[str] = ()
     verdict: str = ""
 
 
 @dataclass(frozen=True)
-class Intervals:
+class Intervals(Block):
     """Numbers with their intervals on one scale, one above the other."""
 
-    kind: ClassVar[str] = "intervals"
     key: str
     title: str
     axis: str
@@ -108,7 +112,6 @@ class Intervals:
     reference: float | None = None
     """Where a line is drawn: what no difference would be."""
     log: bool = False
-    half: bool = False
 
     @property
     def empty(self) -> bool:
@@ -116,8 +119,7 @@ class Intervals:
 
 
 @dataclass(frozen=True)
-class Table:
-    kind: ClassVar[str] = "table"
+class Table(Block):
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -127,18 +129,16 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Metadata(Block):
     """Terms and what they are."""
 
-    kind: ClassVar[str] = "facts"
     title: str
     rows: Sequence[tuple[str, str]]
-    half: bool = True
+    half: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Text:
-    kind: ClassVar[str] = "text"
+class Text(Block):
     lines: Sequence[str]
     tone: str = ""
     """"": plain, "note": small, "warning": marked, "list": a first line and points under it, "empty": in the place of
@@ -146,10 +146,9 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Command:
+class Command(Block):
     """Something to paste into a shell."""
 
-    kind: ClassVar[str] = "command"
     label: str
     text: str
 
@@ -166,17 +165,12 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Gallery:
+class Gallery(Block):
     """Pictures side by side."""
 
-    kind: ClassVar[str] = "gallery"
     title: str
     pictures: Sequence[Picture]
     note: str = ""
-    half: bool = False
-
-
-Block = Chart | Intervals | Table | Facts | Text | Command | Gallery
 
 
 @dataclass(frozen=True)
@@ -189,8 +183,7 @@ class Section:
         """The blocks in rows of one, or of two that are made to stand beside each other."""
         rows: list[list[Block]] = []
         for block in self.blocks:
-            beside = getattr(block, "half", False)
-            if beside and rows and len(rows[-1]) == 1 and getattr(rows[-1][0], "half", False):
+            if block.half and rows and len(rows[-1]) == 1 and rows[-1][0].half:
                 rows[-1].append(block)
             else:
                 rows.append([block])
@@ -209,5 +202,5 @@ class Part:
     state: str
     sections: Sequence[Section]
 
-    def blocks(self) -> list[Any]:
+    def blocks(self) -> list[Block]:
         return [block for section in self.sections for block in section.blocks]

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 COLOURS = ("#666666", "#D55E00", "#0072B2", "#009E73", "#C0679A", "#B07A00", "#3A93C9", "#7A5195")
 DASHES = ("--", "-", "-", "-", "-", ":", "-.", "--")
 MARKERS = ("o", "o", "s", "^", "D")
-MOST_MARKERS = 24
-MOST_TICKS = 12
+MOST_MARKERS, MOST_TICKS = 24, 12
 
 STYLE: dict[Any, Any] = {
     **{"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
@@ -112,9 +111,8 @@ def draw_intervals(axes: Any, plot: Intervals) -> None:
     """The first row on top."""
     for place, row in enumerate(reversed(plot.rows)):
         colour, estimate = COLOURS[row.style % len(COLOURS)], row.estimate
-        ends = [end for end in (estimate.low, estimate.high) if end is not None and math.isfinite(end)]
-        if len(ends) == 2:
-            axes.plot(ends, [place, place], color=colour, linewidth=3, alpha=0.5, solid_capstyle="round")
+        if estimate.ends and all(map(math.isfinite, estimate.ends)):
+            axes.plot(estimate.ends, [place, place], color=colour, linewidth=3, alpha=0.5, solid_capstyle="round")
         if estimate.known:
             axes.plot([estimate.value], [place], "o", color=colour, markersize=8)
     if plot.reference is not None:
