@@ -17,8 +17,8 @@ from scalelong.report.blocks import Interval, Intervals
 from scalelong.report.charts import IntervalScale
 from scalelong.report.comparison import read_comparison
 from scalelong.report.comparison_page import numbers_table
-from scalelong.report.numbers import Estimate
 from scalelong.report.page import RELOAD_SECONDS
+from scalelong.report.read import Estimate
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")

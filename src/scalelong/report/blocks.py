@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .numbers import Band, Estimate, Points
+from .read import Band, Estimate, Points
 
 STYLES = 8
 """Colours with a dash and a marker of their own; after these they come again."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One run within a series, drawn thin."""
-
-    name: str
-    points: Points
 
 
 @dataclass(frozen=True)
@@ -27,13 +19,14 @@ class Series:
     style: int
     points: Points = field(default_factory=list)
     band: Band = field(default_factory=list)
-    members: Sequence[Line] = ()
+    members: Sequence[tuple[str, Points]] = ()
+    """The names and points of the runs, drawn thin."""
     ended: str = ""
     """Why the series stops early; marked with a cross."""
 
     @property
     def lines(self) -> list[Points]:
-        return [self.points, *(line.points for line in self.members)]
+        return [self.points, *(points for _, points in self.members)]
 
     @property
     def empty(self) -> bool:
@@ -83,8 +76,8 @@ class Chart(Block):
     @property
     def log_y(self) -> bool:
         """Whether positive values are so far apart that a linear axis would hide the small ones."""
-        lines = [line for view in self.views for series in view.series for line in series.lines]
-        known = [y for points in lines for _, y in points if y is not None]
+        every = (series for view in self.views for series in view.series)
+        known = [y for series in every for points in series.lines for _, y in points if y is not None]
         return not self.linear and bool(known) and min(known) > 0 and max(known) / min(known) > 8
 
 
@@ -202,5 +195,6 @@ class Part:
     state: str
     sections: Sequence[Section]
 
+    @property
     def blocks(self) -> list[Block]:
         return [block for section in self.sections for block in section.blocks]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .blocks import STYLES, Chart, Intervals, Series, Table, View
-from .numbers import NOTHING, Estimate, finite, show, show_estimate
+from .numbers import NOTHING, show, show_estimate
+from .read import Estimate, finite
 
 TABLE_ROWS = 120
 """Rows of the table behind a chart; longer series are thinned there, and the file with all of them is named."""
@@ -16,14 +17,10 @@ TABLE_ROWS = 120
 
 def chart_data(chart: Chart) -> dict[str, Any]:
     """What the script draws."""
-    views = [
-        {
-            "name": view.name,
-            "series": [series_data(series) for series in view.series],
-            "area": None if view.area is None else series_data(view.area),
-        }
-        for view in chart.views
-    ]
+    views = []
+    for view in chart.views:
+        area = None if view.area is None else series_data(view.area)
+        views.append({"name": view.name, "series": [series_data(series) for series in view.series], "area": area})
     names = {"key": chart.key, "title": chart.title, "x": chart.x, "y": chart.y}
     return {**names, "logX": chart.log_x, "logY": chart.log_y, "views": views}
 
@@ -34,7 +31,7 @@ def series_data(series: Series) -> dict[str, Any]:
         "style": series.style % STYLES,
         "points": rounded(series.points),
         "band": rounded(series.band),
-        "members": [{"name": line.name, "points": rounded(line.points)} for line in series.members],
+        "members": [{"name": name, "points": rounded(points)} for name, points in series.members],
         "ended": series.ended,
     }
 
@@ -59,7 +56,7 @@ def chart_table(chart: Chart, view: View) -> Table:
 def columns_of(series: Series) -> list[tuple[str, dict[float, str]]]:
     """The mean with its interval, or the single runs where there is no mean: a name, and a cell for each x."""
     if not series.points and not series.band:
-        return [(f"{series.name}, {line.name}", {x: show(y) for x, y in line.points}) for line in series.members]
+        return [(f"{series.name}, {name}", {x: show(y) for x, y in points}) for name, points in series.members]
     means = dict(series.points)
     cells = {x: show(y) for x, y in series.points}
     for x, low, high in series.band:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .blocks import STYLES
 from .read import Arm, Kappa, Plan, Results, RunResult, read_json
-from .runs import Run, is_run, read_kappa, read_run
+from .runs import Run, is_run, read_run
 
 RESULTS, PLAN = "results.json", "comparison.json"
 
@@ -39,7 +39,6 @@ class Comparison:
     folder: Path
     results: Results
     runs: Sequence[ArmRun]
-    styles: dict[str, int]
     kappa: Kappa | None
     warnings: tuple[str, ...]
 
@@ -86,7 +85,7 @@ class Comparison:
         return next((arm.label for arm in self.arms if arm.id == key), key)
 
     def count(self, *statuses: str) -> int:
-        return sum(run.result.status in statuses for run in self.runs)
+        return sum(one.result.status in statuses for one in self.runs)
 
 
 def is_comparison(folder: Path) -> bool:
@@ -99,20 +98,21 @@ def read_comparison(folder: Path) -> Comparison:
     plan = read_json(folder / PLAN, Plan, Plan(), warnings)
     if results is None:
         warnings.append(f"{RESULTS} is missing or broken: only the plan and the runs themselves are shown.")
-        results = Results(**asdict(plan), arms=tuple(arms_of_folders(folder)))
+        arms = tuple(arms_of_folders(folder))
+        results = Results(**asdict(plan), arms=arms, runs_total=sum(len(arm.runs) for arm in arms))
+    results = replace(results, arms=with_styles(results.arms))
     runs = [read_arm_run(folder, arm, result, warnings) for arm in results.arms for result in arm.runs]
-    kappa = read_kappa(folder, warnings)
-    return Comparison(folder, results, runs, choose_styles(results.arms), kappa, tuple(warnings))
+    kappa = read_json(folder / "kappa.json", Kappa, None, warnings)
+    return Comparison(folder, results, runs, kappa, tuple(warnings))
 
 
 def read_arm_run(folder: Path, arm: Arm, result: RunResult, warnings: list[str]) -> ArmRun:
-    place = folder / result.folder
-    found = ArmRun(arm, result, None)
+    place, found = folder / result.folder, ArmRun(arm, result, None)
     if not place.resolve().is_relative_to(folder.resolve()):
         # A results.json of a stranger must not put other files of this machine on the page.
         warnings.append(f"{RESULTS} names a folder outside of the comparison, which is not read: {result.folder}")
         return found
-    return ArmRun(arm, result, read_run(place, found.label)) if is_run(place) else found
+    return replace(found, run=read_run(place, found.label)) if is_run(place) else found
 
 
 def arms_of_folders(folder: Path) -> list[Arm]:
@@ -124,12 +124,11 @@ def arms_of_folders(folder: Path) -> list[Arm]:
     return arms
 
 
-def choose_styles(arms: Sequence[Arm]) -> dict[str, int]:
-    """A style for each arm: one for a method with its options in every setting, its preferred one if that is free."""
+def with_styles(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """A style for a method with its options, the same in every setting: its preferred one if that is free."""
     chosen: dict[str, int] = {}
-    names = {arm.id: f"{arm.method} {arm.options}" for arm in arms}
     for arm in arms:
         preferred = PREFERRED.get(arm.method, -1)
         free = [style for style in (preferred, *range(1, STYLES)) if style not in (-1, *chosen.values())]
-        chosen.setdefault(names[arm.id], free[0] if free else len(chosen))
-    return {key: chosen[name] for key, name in names.items()}
+        chosen.setdefault(f"{arm.method} {arm.options}", free[0] if free else len(chosen))
+    return tuple(replace(arm, style=chosen[f"{arm.method} {arm.options}"]) for arm in arms)

@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
-from .blocks import (
-    Block,
-    Chart,
-    Command,
-    Gallery,
-    Interval,
-    Intervals,
-    Line,
-    Metadata,
-    Part,
-    Section,
-    Series,
-    Table,
-    Text,
-    View,
-)
+from .blocks import Block, Chart, Command, Interval, Intervals, Metadata, Part, Section, Series, Table, Text, View
 from .comparison import Comparison
-from .numbers import NOTHING, TO, Estimate, duration, listed, plural, show, show_estimate, show_factor, thin
+from .numbers import NOTHING, TO, duration, listed, plural, show, show_estimate, show_factor, thin
 from .pictures import Album
-from .read import Arm, Curve, Environment, Pair, Sweep
-from .shared import advice_blocks, cs_area, environment_metadata, moment, run_metadata, settings_table, warnings_section
+from .read import Arm, Curve, Environment, Estimate, Pair, Sweep
+from .shared import (
+    advice_blocks,
+    coefficient_chart,
+    environment_metadata,
+    gallery,
+    moment,
+    run_metadata,
+    settings_table,
+    warnings_section,
+)
 
 MOST_GALLERIES = 6
 
@@ -69,9 +63,7 @@ def comparison_part(key: str, comparison: Comparison, album: Album) -> Part:
 
 def status(comparison: Comparison) -> tuple[str, str]:
     """What the badge says, and how it looks."""
-    total = comparison.results.runs_total or len(comparison.runs)
-    done = comparison.results.runs_done
-    done = comparison.count("finished", "diverged") if done is None else done
+    done, total = comparison.results.runs_done, comparison.results.runs_total
     lost = comparison.count("diverged", "failed")
     bad = f", {lost} diverged or failed" if lost else ""
     if comparison.running:
@@ -129,7 +121,7 @@ def speedup_row(pair: Pair, comparison: Comparison) -> Interval:
     found = pair.speedup_steps
     text = f"{found.bound or ''} {show_factor(found)}".strip() if found.value is not None else "not measured"
     said = list(dict.fromkeys(sentence for sentence in (pair.sentence, pair.sentence_seconds) if sentence))
-    style = comparison.styles.get(pair.arm, 0)
+    style = next((arm.style for arm in comparison.arms if arm.id == pair.arm), 0)
     return Interval(comparison.label_of(pair.arm), style, found, text, said, pair.verdict)
 
 
@@ -183,19 +175,14 @@ def by_setting(comparison: Comparison, make: Callable[[Arm], Series]) -> list[Vi
     return views
 
 
-def mean_views(comparison: Comparison, curve: Callable[[Arm], Curve | None]) -> list[View]:
-    """A mean of every arm with its band."""
-
-    def series(arm: Arm) -> Series:
-        found = curve(arm) or Curve(())
-        return Series(arm.label, comparison.styles[arm.id], found.points, found.band)
-
-    return by_setting(comparison, series)
+def mean_series(arm: Arm, curve: Curve | None) -> Series:
+    """A mean with its band."""
+    return Series(arm.label, arm.style, curve.points, curve.band) if curve else Series(arm.label, arm.style)
 
 
 def curves(key: str, comparison: Comparison) -> list[Block]:
-    losses = by_setting(comparison, lambda arm: curve_series(comparison, arm, arm.loss_curve))
-    fds = by_setting(comparison, lambda arm: curve_series(comparison, arm, arm.fd_curve))
+    losses = by_setting(comparison, lambda arm: curve_series(arm, arm.loss_curve))
+    fds = by_setting(comparison, lambda arm: curve_series(arm, arm.fd_curve))
     training = by_setting(comparison, lambda arm: training_series(comparison, arm))
     name, lower, log = comparison.fd_name, f"Lower is better. {OVER_SEEDS}", "runs/*/*/metrics.jsonl"
     title, y = "Training loss of every run", "training loss"
@@ -208,38 +195,39 @@ def curves(key: str, comparison: Comparison) -> list[Block]:
     return [*shown] or [Text(["No run has numbers yet."], "empty")]
 
 
-def curve_series(comparison: Comparison, arm: Arm, curve: Curve | None) -> Series:
+def curve_series(arm: Arm, curve: Curve | None) -> Series:
     """A curve of results.json with its band and its runs."""
-    curve = curve or Curve(())
+    if curve is None:
+        return Series(arm.label, arm.style)
     members = [
-        Line(f"seed {run.seed}", replace(curve, mean=values).points)
+        (f"seed {run.seed}", replace(curve, mean=values).points)
         for run, values in zip(arm.runs, curve.runs, strict=False)
     ]
     # As long as a seed is missing there is no mean, and the runs stand for themselves.
     points = curve.points if any(y is not None for y in curve.mean) else []
     ended = "diverged" if arm.diverged and arm.diverged.count else ""
-    return Series(arm.label, comparison.styles[arm.id], points, curve.band, members, ended)
+    return Series(arm.label, arm.style, points, curve.band, members, ended)
 
 
 def training_series(comparison: Comparison, arm: Arm) -> Series:
     """Every run by itself as its metrics.jsonl has it, so that a running comparison can be watched."""
     most = max(40, min(200, 12_000 // max(1, len(comparison.begun))))
     runs = [(one, run) for one, run in comparison.begun if one.arm is arm]
-    lines = [Line(one.name, thin(run.series("loss"), most)) for one, run in runs]
+    lines = [(one.name, thin(run.series("loss"), most)) for one, run in runs]
     ended = "diverged" if any(run.ended for _, run in runs) else ""
-    return Series(arm.label, comparison.styles[arm.id], members=lines, ended=ended)
+    return Series(arm.label, arm.style, members=lines, ended=ended)
 
 
 def oscillation(key: str, comparison: Comparison) -> list[Block]:
     charts, means = [], []
     for kind in ("feature", "gradient"):
         title, y = f"Oscillation of {kind}s", "oscillation index"
-        views = by_setting(comparison, lambda arm, kind=kind: oscillation_series(comparison, arm, kind))
+        views = by_setting(comparison, lambda arm, kind=kind: oscillation_series(arm, kind))
         charts.append(Chart(f"{key}-osc-{kind}", title, "step", y, views, OSCILLATION, "results.json", half=True))
         rows = []
         for arm in comparison.arms:
             estimate = arm.oscillation.get(kind) if arm.oscillation else None
-            rows.append(interval(comparison.name_of(arm), comparison.styles[arm.id], estimate))
+            rows.append(interval(comparison.name_of(arm), arm.style, estimate))
         title, note = f"{title} over the whole run", "Mean over seeds and its 95 % interval."
         means.append(Intervals(f"{key}-osc-mean-{kind}", title, y, rows, note, half=True))
     shown = [one for one in (*charts, *means) if not one.empty]
@@ -247,10 +235,10 @@ def oscillation(key: str, comparison: Comparison) -> list[Block]:
     return [*shown] or [Text([nothing], "empty")]
 
 
-def oscillation_series(comparison: Comparison, arm: Arm, kind: str) -> Series:
+def oscillation_series(arm: Arm, kind: str) -> Series:
     found = arm.oscillation_curve
     points = list(zip(found.steps, getattr(found, kind), strict=False)) if found else []
-    return Series(arm.label, comparison.styles[arm.id], thin(points, 300))
+    return Series(arm.label, arm.style, thin(points, 300))
 
 
 def interval(label: str, style: int, estimate: Estimate | None, details: Sequence[str] = ()) -> Interval:
@@ -258,17 +246,12 @@ def interval(label: str, style: int, estimate: Estimate | None, details: Sequenc
 
 
 def coefficients(key: str, comparison: Comparison) -> list[Block]:
-    views = mean_views(comparison, lambda arm: arm.coefficients)
-    if not views:
-        return []
-    count = max(int(x) for view in views for one in view.series for x, _ in one.points)
-    views = [replace(view, area=cs_area(comparison.kappa, count)) for view in views]
-    title, x = "Coefficient of each skip (Fig. 7)", "skip, 1 = outermost"
-    return [Chart(f"{key}-coef", title, x, "κᵢ", views, COEFFICIENTS, "results.json", linear=True)]
+    views = by_setting(comparison, lambda arm: mean_series(arm, arm.coefficients))
+    return [coefficient_chart(key, views, comparison.kappa, COEFFICIENTS, "results.json")] if views else []
 
 
 def noise(key: str, comparison: Comparison) -> list[Block]:
-    views = mean_views(comparison, lambda arm: arm.noise_robustness)
+    views = by_setting(comparison, lambda arm: mean_series(arm, arm.noise_robustness))
     title, x = "Error under extra noise", "standard deviation of the extra noise"
     return [Chart(f"{key}-noise-error", title, x, "error", views, NOISE, "results.json")] if views else []
 
@@ -277,7 +260,7 @@ def rates(key: str, comparison: Comparison) -> list[Block]:
     """The final losses by learning rate: one view per depth and batch size."""
     views: dict[str, list[tuple[Series, Sweep]]] = {}
     for sweep in comparison.results.rate_sensitivity:
-        style = next((comparison.styles[arm.id] for arm in comparison.arms if arm.label == sweep.label), 0)
+        style = next((arm.style for arm in comparison.arms if arm.label == sweep.label), 0)
         ended = "some diverged" if None in sweep.mean else ""
         series = Series(sweep.label, style, sweep.points, sweep.band, ended=ended)
         views.setdefault(f"depth {show(sweep.depth)}, batch {show(sweep.batch)}", []).append((series, sweep))
@@ -307,7 +290,7 @@ def rates(key: str, comparison: Comparison) -> list[Block]:
 def samples(comparison: Comparison, album: Album, warnings: list[str]) -> list[Block]:
     """A gallery for each of the first settings, and which others there are."""
     shown, others = comparison.settings[:MOST_GALLERIES], comparison.settings[MOST_GALLERIES:]
-    galleries = [block for setting in shown for block in gallery(comparison, album, setting, warnings)]
+    galleries = [block for setting in shown for block in setting_gallery(comparison, album, setting, warnings)]
     if galleries and others:
         names = "; ".join(comparison.setting_name(setting) for setting in others)
         text = f"Not shown, to keep the page small: the samples of {names}, which lie in their folders."
@@ -315,20 +298,18 @@ def samples(comparison: Comparison, album: Album, warnings: list[str]) -> list[B
     return galleries or [Text(["No samples yet."], "empty")]
 
 
-def gallery(comparison: Comparison, album: Album, setting: str, warnings: list[str]) -> list[Block]:
+def setting_gallery(comparison: Comparison, album: Album, setting: str, warnings: list[str]) -> list[Block]:
     """The same seed for all methods, one picture for each; nothing where there are no pictures."""
     here = [(one, grids[-1]) for one, run in comparison.begun if one.arm.setting == setting and (grids := run.samples)]
     # The seed for which most methods have samples; the smallest of those.
     seeds = [one.result.seed for one, _ in here]
     seed = min(set(seeds), key=lambda seed: (-seeds.count(seed), seed is None, seed or 0), default=None)
-    pictures = [
-        album.embed(grid.path, one.arm.label, grid.name, warnings) for one, grid in here if one.result.seed == seed
-    ]
-    shown = [picture for picture in pictures if picture is not None]
+    grids = [(path, one.arm.label, step) for one, (step, path) in here if one.result.seed == seed]
     note = f"Seed {show(seed)} for all: the same initial noise, so images in the same place can be compared."
     name = comparison.setting_name(setting)
     title = f"Samples, {name}" if name else "Samples"
-    return [Gallery(title, shown, note, half=len(shown) <= 2)] if shown else []
+    made = gallery(title, grids, note, album, warnings)
+    return [replace(block, half=len(block.pictures) <= 2) for block in made]
 
 
 def advice(comparison: Comparison) -> list[Block]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .blocks import Chart, Intervals, Series, View
-from .numbers import Points
+from .read import Points
 
 if TYPE_CHECKING:
     from .page import Content
@@ -88,11 +88,11 @@ def draw_view(axes: Any, chart: Chart, view: View) -> None:
 def draw_series(axes: Any, series: Series) -> None:
     colour, dash = COLOURS[series.style % len(COLOURS)], DASHES[series.style % len(DASHES)]
     label = clipped(f"{series.name} ({series.ended})" if series.ended else series.name)
-    for place, line in enumerate(series.members):
+    for place, (_, points) in enumerate(series.members):
         # A series without a mean is named by its first run.
         name = label if not series.points and place == 0 else None
-        marker = "." if len(line.points) == 1 else None
-        axes.plot(*columns(line.points), color=colour, linewidth=0.8, alpha=0.5, marker=marker, label=name)
+        marker = "." if len(points) == 1 else None
+        axes.plot(*columns(points), color=colour, linewidth=0.8, alpha=0.5, marker=marker, label=name)
     if series.band:
         x, low, high = zip(*series.band, strict=True)
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)

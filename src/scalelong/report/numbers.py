@@ -4,43 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from .read import Estimate, Points, finite
 
 NOTHING = "–"
 
 TO = "\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}"
 """Between the ends of an interval, which should stay on one line."""
-
-Points = list[tuple[float, float | None]]
-"""x and y of a series; None where the value is missing or not finite."""
-
-Band = list[tuple[float, float, float]]
-"""x, lower and upper end."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number and its 95 % interval; None where it could not be had."""
-
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def known(self) -> bool:
-        return finite(self.value) is not None
-
-    @property
-    def ends(self) -> tuple[float, float] | None:
-        """Both ends of the interval; None where one is not known."""
-        if self.low is None or self.high is None or math.isnan(self.low) or math.isnan(self.high):
-            return None
-        return self.low, self.high
-
-
-def finite(value: float | None) -> float | None:
-    """The value; None where it is infinite or not a number."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def show(value: float | str | None, digits: int = 4) -> str:

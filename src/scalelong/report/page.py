@@ -41,11 +41,11 @@ class Content:
 
     @property
     def charts(self) -> list[Chart]:
-        return [block for part in self.parts for block in part.blocks() if isinstance(block, Chart)]
+        return [block for part in self.parts for block in part.blocks if isinstance(block, Chart)]
 
     @property
     def intervals(self) -> list[Intervals]:
-        return [block for part in self.parts for block in part.blocks() if isinstance(block, Intervals)]
+        return [block for part in self.parts for block in part.blocks if isinstance(block, Intervals)]
 
 
 def read_content(sources: Sequence[Path]) -> Content:

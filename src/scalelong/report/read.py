@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +12,46 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import AfterValidator, AliasChoices, Field, TypeAdapter, ValidationError
 
-from .numbers import Band, Estimate, Points, finite
-
 T = TypeVar("T")
+
+Points = list[tuple[float, float | None]]
+"""x and y of a series; None where the value is missing or not finite."""
+
+Band = list[tuple[float, float, float]]
+"""x, lower and upper end."""
+
+
+def finite(value: float | None) -> float | None:
+    """The value; None where it is infinite or not a number."""
+    return value if value is not None and math.isfinite(value) else None
+
 
 Finite = Annotated[float | None, AfterValidator(finite)]
 """JSON has no infinity and no NaN: the trainer writes them as text, and charts leave a gap."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its 95 % interval; None where it could not be had."""
+
+    value: Annotated[float | None, Field(validation_alias=AliasChoices("value", "difference"))] = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    """Of a paired test, for a difference."""
+    bound: str | None = None
+    """at least or at most, for a speed-up where the curves begin too late to show all of it."""
+
+    @property
+    def known(self) -> bool:
+        return finite(self.value) is not None
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Both ends of the interval; None where one is not known."""
+        if self.low is None or self.high is None or math.isnan(self.low) or math.isnan(self.high):
+            return None
+        return self.low, self.high
 
 
 def read_file(path: Path, parse: Callable[[str], T], missing: T, warnings: list[str]) -> T:
@@ -153,7 +188,8 @@ def parse_metrics(text: str, name: str, warnings: list[str]) -> tuple[list[Recor
 class Evaluation:
     step: int
     figures: dict[str, Estimate]
-    facts: dict[str, Any] = field(default_factory=dict)
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    """What the figures depend on."""
     weights: str = ""
     seed: int = 0
 
@@ -246,20 +282,8 @@ class Arm:
     diverged: Share | None = None
     coefficients: Curve | None = None
     noise_robustness: Curve | None = None
-
-
-@dataclass(frozen=True)
-class Speedup(Estimate):
-    bound: str | None = None
-    """at least or at most, where the curves begin too late to show all of it."""
-
-
-@dataclass(frozen=True)
-class Difference(Estimate):
-    """Method minus baseline."""
-
-    value: Annotated[float | None, Field(validation_alias="difference")] = None
-    p: float | None = None
+    style: int = 0
+    """The colour on the page; not in the file."""
 
 
 @dataclass(frozen=True)
@@ -270,12 +294,12 @@ class Pair:
     baseline: str
     setting: str
     verdict: str
-    speedup_steps: Speedup = Speedup()
+    speedup_steps: Estimate = Estimate()
     sentence: str = ""
     sentence_seconds: str = ""
-    final_loss: Difference | None = None
-    final_fd: Difference | None = None
-    oscillation: Difference | None = None
+    final_loss: Estimate | None = None
+    final_fd: Estimate | None = None
+    oscillation: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -304,8 +328,8 @@ class Results(Plan):
     """results.json."""
 
     status: str = "running"
-    runs_done: int | None = None
-    runs_total: int | None = None
+    runs_done: int = 0
+    runs_total: int = 0
     created: str | None = None
     updated: str | None = None
     environment: Environment = Environment()

@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from .blocks import Block, Chart, Command, Gallery, Part, Section, Series, Table, Text, View
-from .numbers import Points, duration, finite, plural, show, thin
+from .blocks import Block, Chart, Command, Part, Section, Series, Table, Text, View
+from .numbers import duration, plural, show, thin
 from .pictures import Album
-from .read import Environment, Evaluation
+from .read import Environment, Evaluation, Points, finite
 from .runs import Run
-from .shared import advice_blocks, cs_area, environment_metadata, run_metadata, settings_table, warnings_section
+from .shared import (
+    advice_blocks,
+    coefficient_chart,
+    environment_metadata,
+    gallery,
+    run_metadata,
+    settings_table,
+    warnings_section,
+)
+
+T = TypeVar("T")
 
 POINTS = 400
 """Points of a series that a page keeps; fewer where it has many series."""
@@ -116,8 +127,9 @@ def evaluation_charts(key: str, runs: Sequence[Run]) -> list[Chart]:
     latest = next((run.evaluations[-1] for run in reversed(runs) if run.evaluations), None)
     if latest is None:
         return []
-    facts = (f"{show(latest.facts.get('images'))} images", latest.facts.get("sampler"), latest.facts.get("network"))
-    note = f"{', '.join(fact for fact in facts if fact)}; 95 % intervals over images."
+    found = latest.fingerprint
+    meant = [f"{show(found.get('images'))} images", *(found[key] for key in ("sampler", "network") if found.get(key))]
+    note = f"{', '.join(meant)}; 95 % intervals over images."
     charts = []
     for name in list(latest.figures)[:6]:
         series = [figure_series(run, name, style, latest) for style, run in enumerate(runs, start=1)]
@@ -129,12 +141,12 @@ def evaluation_charts(key: str, runs: Sequence[Run]) -> list[Chart]:
 
 
 def figure_series(run: Run, name: str, style: int, latest: Evaluation) -> Series:
-    """One figure of the evaluations with the facts, the weights and the noise of the latest."""
-    meant = (latest.facts, latest.weights, latest.seed)
+    """One figure of the evaluations that mean the same as the latest, and used the same weights and noise."""
+    meant = (latest.fingerprint, latest.weights, latest.seed)
     found = [
         (one.step, one.figures[name])
         for one in run.evaluations
-        if (one.facts, one.weights, one.seed) == meant and name in one.figures
+        if (one.fingerprint, one.weights, one.seed) == meant and name in one.figures
     ]
     points: Points = [(step, finite(figure.value)) for step, figure in found]
     band = [(step, *figure.ends) for step, figure in found if figure.ends and all(map(math.isfinite, figure.ends))]
@@ -173,7 +185,7 @@ def norm_charts(key: str, run: Run) -> list[Chart]:
     return charts
 
 
-def spread(items: Sequence[int], most: int) -> list[int]:
+def spread(items: Sequence[T], most: int) -> list[T]:
     """
     >>> spread(range(1, 13), 4)
     [1, 5, 8, 12]
@@ -187,11 +199,8 @@ def coefficients(key: str, runs: Sequence[Run]) -> list[Block]:
     series = [one for style, run in enumerate(runs, start=1) if not (one := coefficient_series(run, style)).empty]
     if not series:
         return [Text(["No coefficients were read: the skips are not scaled, or were not watched."], "empty")]
-    count = max(int(x) for one in series for x, _ in one.points)
     note = "At the last reading; the shaded range around a line is its 5 to 95 % quantile over the batch."
-    view = View("", series, cs_area(runs[0].kappa, count))
-    title = "Coefficient of each skip (Fig. 7)"
-    return [Chart(f"{key}-coef", title, "skip, 1 = outermost", "κᵢ", [view], note, "metrics.jsonl", linear=True)]
+    return [coefficient_chart(key, [View("", series)], runs[0].kappa, note, "metrics.jsonl")]
 
 
 def coefficient_series(run: Run, style: int) -> Series:
@@ -210,16 +219,12 @@ def coefficient_series(run: Run, style: int) -> Series:
 def samples(runs: Sequence[Run], album: Album, warnings: list[str]) -> list[Block]:
     """A run by itself over its steps; several at their last."""
     if len(runs) == 1:
-        grids = runs[0].samples
-        chosen = [(grids[place].name, "", grids[place].path) for place in spread(range(len(grids)), 4)]
+        chosen = [(path, name, "") for name, path in spread(runs[0].samples, 4)]
     else:
-        chosen = [(run.label, run.samples[-1].name, run.samples[-1].path) for run in runs if run.samples]
-    pictures = [album.embed(path, label, detail, warnings) for label, detail, path in chosen]
-    shown = [picture for picture in pictures if picture is not None]
-    if not shown:
-        return [Text(["No samples yet: scalelong sample RUN makes some."], "empty")]
+        chosen = [(path, run.label, name) for run in runs for name, path in run.samples[-1:]]
     note = "All grids are sampled from the same noise with the EMA weights: images in the same place can be compared."
-    return [Gallery("Samples", shown, note)]
+    nothing = "No samples yet: scalelong sample RUN makes some."
+    return [*gallery("Samples", chosen, note, album, warnings)] or [Text([nothing], "empty")]
 
 
 def setup(runs: Sequence[Run]) -> list[Block]:

@@ -7,24 +7,13 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from ..utils.sessions import trained_seconds
-from .numbers import Points, finite, listed, plural, show
-from .read import (
-    Config,
-    Environment,
-    Evaluation,
-    Event,
-    Kappa,
-    Record,
-    parse_config,
-    parse_metrics,
-    read_file,
-    read_json,
-    short,
-)
+from . import read
+from .numbers import listed, plural, show
+from .read import Points, finite
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 
@@ -32,21 +21,15 @@ METHOD_NAMES = {"none": "no scaling", "cs": "CS", "ls": "LS", "ls-individual": "
 
 
 @dataclass(frozen=True)
-class SampleGrid:
-    name: str
-    path: Path
-
-
-@dataclass(frozen=True)
 class Run:
     folder: Path
     label: str
-    config: Config
-    starts: list[Environment]
-    records: list[Record]
-    all_events: list[Event]
-    evaluations: list[Evaluation]
-    kappa: Kappa | None
+    config: read.Config
+    starts: list[read.Environment]
+    records: list[read.Record]
+    all_events: list[read.Event]
+    evaluations: list[read.Evaluation]
+    kappa: read.Kappa | None
     warnings: tuple[str, ...]
 
     @cached_property
@@ -117,7 +100,7 @@ class Run:
         return sorted(found.items())
 
     @cached_property
-    def readings(self) -> list[Record]:
+    def readings(self) -> list[read.Record]:
         """The lines of the monitor."""
         return [line for line in self.records if any(key.startswith(("skip", "block/")) for key in line.numbers)]
 
@@ -126,17 +109,16 @@ class Run:
         names = {name for line in self.readings for name in line.numbers}
         return sorted({int(found[1]) for name in names if (found := re.match(r"skip(\d{1,6})/", name))})
 
-    def events(self, kind: str) -> list[Event]:
+    def events(self, kind: str) -> list[read.Event]:
         return [event for event in self.all_events if event.event == kind]
 
     @property
-    def samples(self) -> list[SampleGrid]:
-        """The grids sampled while training, in order, or else those that were sampled afterwards."""
+    def samples(self) -> list[tuple[str, Path]]:
+        """Names and files of the grids sampled while training, in order, or else of those sampled afterwards."""
         grids = [(path, re.fullmatch(r"step-(\d{1,12})", path.stem)) for path in self.folder.glob("samples/step-*.png")]
         steps = sorted((int(match[1]), path) for path, match in grids if match)
         later = sorted(self.folder.glob("samples/*/grid.png"))
-        training = [SampleGrid(f"step {step:,}", path) for step, path in steps]
-        return training or [SampleGrid(path.parent.name, path) for path in later]
+        return [(f"step {step:,}", path) for step, path in steps] or [(path.parent.name, path) for path in later]
 
     def event_lines(self) -> list[str]:
         """What was unusual, each kind in one sentence."""
@@ -162,7 +144,7 @@ def shortened(items: Sequence[str]) -> str:
     return ", ".join([*items[:5], *["…"][: len(items) > 5]])
 
 
-def cause(kind: str, events: Sequence[Event]) -> str:
+def cause(kind: str, events: Sequence[read.Event]) -> str:
     """What a spike or a skipped step was, in a few words."""
     if kind == "spike":
         worst = max(events, key=lambda event: event.deviations)
@@ -178,19 +160,16 @@ def is_run(folder: Path) -> bool:
 
 def read_run(folder: Path, label: str) -> Run:
     warnings: list[str] = []
-    config = read_file(folder / CONFIG, parse_config, Config(), warnings)
+    config = read.read_file(folder / CONFIG, read.parse_config, read.Config(), warnings)
     if not (folder / CONFIG).is_file():
         warnings.append(f"{CONFIG} is missing: settings are not known.")
-    starts = read_json(folder / "environment.json", list[Environment], [], warnings)
+    starts = read.read_json(folder / "environment.json", list[read.Environment], [], warnings)
     metrics = folder / METRICS
-    records, events = read_file(metrics, lambda text: parse_metrics(text, short(metrics), warnings), ([], []), warnings)
-    evaluations = read_json(folder / "evaluation.json", list[Evaluation], [], warnings)
-    kappa = read_kappa(folder, warnings)
+    parse = partial(read.parse_metrics, name=read.short(metrics), warnings=warnings)
+    records, events = read.read_file(metrics, parse, ([], []), warnings)
+    evaluations = read.read_json(folder / "evaluation.json", list[read.Evaluation], [], warnings)
+    kappa = read.read_json(folder / "kappa.json", read.Kappa, None, warnings)
     return Run(folder, label, config, starts, records, events, evaluations, kappa, tuple(warnings))
-
-
-def read_kappa(folder: Path, warnings: list[str]) -> Kappa | None:
-    return read_json(folder / "kappa.json", Kappa, None, warnings)
 
 
 def distinct_labels(folders: Sequence[Path]) -> list[str]:

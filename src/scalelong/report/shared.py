@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .blocks import Block, Command, Metadata, Section, Series, Table, Text
+from .blocks import Block, Chart, Command, Gallery, Metadata, Section, Series, Table, Text, View
 from .numbers import NOTHING, duration, show
+from .pictures import Album
 from .read import Environment, Kappa
 from .runs import Run
 
@@ -26,6 +28,22 @@ def cs_area(kappa: Kappa | None, count: int) -> Series:
         (low, high), where = PAPER_BAND, "of the paper"
     band = [(float(index), low ** (index - 1), high ** (index - 1)) for index in range(1, count + 1)]
     return Series(f"CS with κ from {show(low, 3)} to {show(high, 3)}, {where}", 0, band=band)
+
+
+def coefficient_chart(key: str, views: Sequence[View], kappa: Kappa | None, note: str, source: str) -> Chart:
+    count = max(int(x) for view in views for one in view.series for x, _ in one.points)
+    views = [replace(view, area=cs_area(kappa, count)) for view in views]
+    title, x = "Coefficient of each skip (Fig. 7)", "skip, 1 = outermost"
+    return Chart(f"{key}-coef", title, x, "κᵢ", views, note, source, linear=True)
+
+
+def gallery(
+    title: str, grids: Sequence[tuple[Path, str, str]], note: str, album: Album, warnings: list[str]
+) -> list[Gallery]:
+    """The pictures that can be shown, each with a label and a detail; nothing where there are none."""
+    pictures = [album.embed(path, label, detail, warnings) for path, label, detail in grids]
+    shown = [picture for picture in pictures if picture is not None]
+    return [Gallery(title, shown, note)] if shown else []
 
 
 def warnings_section(key: str, events: Sequence[tuple[str, str]], warnings: Sequence[str]) -> Section:
