@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .read import Band, Estimate, Points
 
@@ -53,12 +53,24 @@ class Block:
         """The macro of the template that draws it."""
         return type(self).__name__.lower()
 
+    def under(self, key: str) -> Block:
+        return self
+
 
 @dataclass(frozen=True)
-class Chart(Block):
+class Figure(Block):
+    """What is also drawn as a file."""
+
     key: str
-    """Names the element of the page and, without its part, the files of the figure."""
+    """Names the element of the page and, without its part, the file."""
     title: str
+
+    def under(self, key: str) -> Block:
+        return replace(self, key=f"{key}-{self.key}")
+
+
+@dataclass(frozen=True)
+class Chart(Figure):
     x: str
     y: str
     views: Sequence[View]
@@ -94,11 +106,9 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Intervals(Block):
+class Intervals(Figure):
     """Numbers with their intervals on one scale, one above the other."""
 
-    key: str
-    title: str
     axis: str
     rows: Sequence[Interval]
     note: str = ""
@@ -187,13 +197,21 @@ class Section:
 class Part:
     """All about one comparison, or about a group of runs."""
 
-    key: str
     title: str
     subtitle: str
     status: str
     """A few words; `state` is one of finished, running and trouble."""
     state: str
     sections: Sequence[Section]
+    key: str = ""
+
+    def under(self, key: str) -> Part:
+        """The same with a key before those of its sections and charts, as a page with several parts needs."""
+        sections = [
+            replace(section, key=f"{key}-{section.key}", blocks=[block.under(key) for block in section.blocks])
+            for section in self.sections
+        ]
+        return replace(self, key=key, sections=sections)
 
     @property
     def blocks(self) -> list[Block]:

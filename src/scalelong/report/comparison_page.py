@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
+from . import shared
 from .blocks import Block, Chart, Command, Interval, Intervals, Metadata, Part, Section, Series, Table, Text, View
 from .comparison import Comparison
 from .numbers import NOTHING, TO, duration, listed, plural, show, show_estimate, show_factor, thin
 from .pictures import Album
 from .read import Arm, Curve, Environment, Estimate, Pair, Sweep
-from .shared import (
-    advice_blocks,
-    coefficient_chart,
-    environment_metadata,
-    gallery,
-    moment,
-    run_metadata,
-    settings_table,
-    warnings_section,
-)
 
 MOST_GALLERIES = 6
 
@@ -32,24 +23,24 @@ RATES = "Validation loss at the end for each learning rate; a flat curve forgive
 SENSITIVITY = "Expected excess loss over the range of rates (Wortsman et al. 2023): lower is less sensitive."
 
 
-def comparison_part(key: str, comparison: Comparison, album: Album) -> Part:
+def comparison_part(comparison: Comparison, album: Album) -> Part:
     """All about one comparison."""
     results, pictures = comparison.results, []
     sections = [
-        Section(f"{key}-result", "Result", result(key, comparison)),
-        Section(f"{key}-curves", "Curves", curves(key, comparison)),
-        Section(f"{key}-stability", "Oscillation", oscillation(key, comparison)),
-        Section(f"{key}-coefficients", "Coefficients of the skips", coefficients(key, comparison)),
-        Section(f"{key}-noise", "Robustness to extra noise", noise(key, comparison)),
-        Section(f"{key}-rates", "Sensitivity to the learning rate", rates(key, comparison)),
-        Section(f"{key}-samples", "Samples", samples(comparison, album, pictures)),
-        Section(f"{key}-kappa", "Which κ", advice(comparison)),
-        Section(f"{key}-setup", "What was run", setup(comparison)),
+        Section("result", "Result", result(comparison)),
+        Section("curves", "Curves", curves(comparison)),
+        Section("stability", "Oscillation", oscillation(comparison)),
+        Section("coefficients", "Coefficients of the skips", coefficients(comparison)),
+        Section("noise", "Robustness to extra noise", noise(comparison)),
+        Section("rates", "Sensitivity to the learning rate", rates(comparison)),
+        Section("samples", "Samples", samples(comparison, album, pictures)),
+        Section("kappa", "Which κ", advice(comparison)),
+        Section("setup", "What was run", setup(comparison)),
     ]
     sections = [section for section in sections if section.blocks]
     of_runs = [f"{run.label}: {warning}" for _, run in comparison.begun for warning in run.warnings]
     warnings = [*results.warnings, *comparison.warnings, *pictures, *of_runs]
-    sections.insert(1, warnings_section(key, unusual_events(comparison), warnings))
+    sections.insert(1, shared.warnings_section(unusual_events(comparison), warnings))
     labels = listed(list(dict.fromkeys(arm.label for arm in comparison.arms)))
     title = f"{comparison.recipe}: {labels}" if labels else comparison.recipe
     settings = comparison.settings
@@ -58,7 +49,7 @@ def comparison_part(key: str, comparison: Comparison, album: Album) -> Part:
         plural(results.steps, "step") if results.steps else "",
         plural(len(settings), "setting") if len(settings) > 1 else "".join(settings),
     ]
-    return Part(key, title, ", ".join(part for part in subtitle if part), *status(comparison), sections)
+    return Part(title, ", ".join(part for part in subtitle if part), *status(comparison), sections)
 
 
 def status(comparison: Comparison) -> tuple[str, str]:
@@ -88,7 +79,7 @@ def unusual_events(comparison: Comparison) -> list[tuple[str, str]]:
 # Result
 
 
-def result(key: str, comparison: Comparison) -> list[Block]:
+def result(comparison: Comparison) -> list[Block]:
     pairs, blocks = comparison.results.comparisons, []
     if comparison.running:
         blocks.append(Text(["Not all runs have ended: intervals will change."], "warning"))
@@ -97,7 +88,7 @@ def result(key: str, comparison: Comparison) -> list[Block]:
         blocks.append(Text([nothing], "empty"))
     settings = list(dict.fromkeys(pair.setting for pair in pairs))
     for place, setting in enumerate(settings):
-        plot = speedups(f"{key}-speedup-{place}", setting, comparison)
+        plot = speedups(f"speedup-{place}", setting, comparison)
         # Said once is enough where there are many settings.
         blocks.append(replace(plot, half=len(settings) > 1, note=plot.note if place == 0 else ""))
     return [*blocks, numbers_table(comparison), *difference_table(comparison)]
@@ -180,16 +171,16 @@ def mean_series(arm: Arm, curve: Curve | None) -> Series:
     return Series(arm.label, arm.style, curve.points, curve.band) if curve else Series(arm.label, arm.style)
 
 
-def curves(key: str, comparison: Comparison) -> list[Block]:
+def curves(comparison: Comparison) -> list[Block]:
     losses = by_setting(comparison, lambda arm: curve_series(arm, arm.loss_curve))
     fds = by_setting(comparison, lambda arm: curve_series(arm, arm.fd_curve))
     training = by_setting(comparison, lambda arm: training_series(comparison, arm))
     name, lower, log = comparison.fd_name, f"Lower is better. {OVER_SEEDS}", "runs/*/*/metrics.jsonl"
     title, y = "Training loss of every run", "training loss"
     charts = [
-        Chart(f"{key}-validation", "Validation loss", "step", "validation loss", losses, OVER_SEEDS, "curves.csv"),
-        Chart(f"{key}-fd", f"{name} of samples", "step", name, fds, lower, "curves.csv", half=True),
-        Chart(f"{key}-train", title, "step", y, training, EVERY_RUN, log, half=True),
+        Chart("validation", "Validation loss", "step", "validation loss", losses, OVER_SEEDS, "curves.csv"),
+        Chart("fd", f"{name} of samples", "step", name, fds, lower, "curves.csv", half=True),
+        Chart("train", title, "step", y, training, EVERY_RUN, log, half=True),
     ]
     shown = [chart for chart in charts if not chart.empty]
     return [*shown] or [Text(["No run has numbers yet."], "empty")]
@@ -218,18 +209,18 @@ def training_series(comparison: Comparison, arm: Arm) -> Series:
     return Series(arm.label, arm.style, members=lines, ended=ended)
 
 
-def oscillation(key: str, comparison: Comparison) -> list[Block]:
+def oscillation(comparison: Comparison) -> list[Block]:
     charts, means = [], []
     for kind in ("feature", "gradient"):
         title, y = f"Oscillation of {kind}s", "oscillation index"
         views = by_setting(comparison, lambda arm, kind=kind: oscillation_series(arm, kind))
-        charts.append(Chart(f"{key}-osc-{kind}", title, "step", y, views, OSCILLATION, "results.json", half=True))
+        charts.append(Chart(f"osc-{kind}", title, "step", y, views, OSCILLATION, "results.json", half=True))
         rows = []
         for arm in comparison.arms:
             estimate = arm.oscillation.get(kind) if arm.oscillation else None
             rows.append(interval(comparison.name_of(arm), arm.style, estimate))
         title, note = f"{title} over the whole run", "Mean over seeds and its 95 % interval."
-        means.append(Intervals(f"{key}-osc-mean-{kind}", title, y, rows, note, half=True))
+        means.append(Intervals(f"osc-mean-{kind}", title, y, rows, note, half=True))
     shown = [one for one in (*charts, *means) if not one.empty]
     nothing = "Not measured yet." if comparison.running else "The skips were not watched in these runs."
     return [*shown] or [Text([nothing], "empty")]
@@ -245,18 +236,18 @@ def interval(label: str, style: int, estimate: Estimate | None, details: Sequenc
     return Interval(label, style, estimate or Estimate(), show_estimate(estimate, 3), details)
 
 
-def coefficients(key: str, comparison: Comparison) -> list[Block]:
+def coefficients(comparison: Comparison) -> list[Block]:
     views = by_setting(comparison, lambda arm: mean_series(arm, arm.coefficients))
-    return [coefficient_chart(key, views, comparison.kappa, COEFFICIENTS, "results.json")] if views else []
+    return [shared.coefficient_chart(views, comparison.kappa, COEFFICIENTS, "results.json")] if views else []
 
 
-def noise(key: str, comparison: Comparison) -> list[Block]:
+def noise(comparison: Comparison) -> list[Block]:
     views = by_setting(comparison, lambda arm: mean_series(arm, arm.noise_robustness))
     title, x = "Error under extra noise", "standard deviation of the extra noise"
-    return [Chart(f"{key}-noise-error", title, x, "error", views, NOISE, "results.json")] if views else []
+    return [Chart("noise-error", title, x, "error", views, NOISE, "results.json")] if views else []
 
 
-def rates(key: str, comparison: Comparison) -> list[Block]:
+def rates(comparison: Comparison) -> list[Block]:
     """The final losses by learning rate: one view per depth and batch size."""
     views: dict[str, list[tuple[Series, Sweep]]] = {}
     for sweep in comparison.results.rate_sensitivity:
@@ -279,8 +270,8 @@ def rates(key: str, comparison: Comparison) -> list[Block]:
     drawn = [View(name, [series for series, _ in found]) for name, found in views.items()]
     title, x, y = "Final loss by learning rate", "learning rate", "validation loss"
     return [
-        Chart(f"{key}-rate-loss", title, x, y, drawn, RATES, "results.json", log_x=True),
-        Intervals(f"{key}-sensitivity", "Learning-rate sensitivity", "sensitivity", rows, SENSITIVITY),
+        Chart("rate-loss", title, x, y, drawn, RATES, "results.json", log_x=True),
+        Intervals("sensitivity", "Learning-rate sensitivity", "sensitivity", rows, SENSITIVITY),
     ]
 
 
@@ -308,7 +299,7 @@ def setting_gallery(comparison: Comparison, album: Album, setting: str, warnings
     note = f"Seed {show(seed)} for all: the same initial noise, so images in the same place can be compared."
     name = comparison.setting_name(setting)
     title = f"Samples, {name}" if name else "Samples"
-    made = gallery(title, grids, note, album, warnings)
+    made = shared.gallery(title, grids, note, album, warnings)
     return [replace(block, half=len(block.pictures) <= 2) for block in made]
 
 
@@ -318,7 +309,7 @@ def advice(comparison: Comparison) -> list[Block]:
     kappa = comparison.kappa or next((run.kappa for run in runs if run.kappa), None)
     if kappa is None and not runs:
         return []
-    return advice_blocks(kappa, runs[0].folder if runs else comparison.folder, comparison.folder)
+    return shared.advice_blocks(kappa, runs[0].folder if runs else comparison.folder, comparison.folder)
 
 
 def setup(comparison: Comparison) -> list[Block]:
@@ -331,17 +322,17 @@ def setup(comparison: Comparison) -> list[Block]:
         ("seeds", ", ".join(map(str, comparison.seeds)) or NOTHING),
         ("steps", show(results.steps)),
         ("baseline", results.baseline),
-        ("created", moment(results.created)),
-        ("updated", moment(results.updated)),
+        ("created", shared.moment(results.created)),
+        ("updated", shared.moment(results.updated)),
         ("time of all runs", duration(sum(seconds)) if seconds else NOTHING),
     ]
     blocks.append(Metadata("The comparison", rows))
-    blocks += [run_metadata(first, f"Its first run: {first.label}")] if first else []
+    blocks += [shared.run_metadata(first, f"Its first run: {first.label}")] if first else []
     # That of the comparison, and of its first run where it says nothing.
     start = asdict(first.starts[0]) if first and first.starts else {}
     own = {key: value for key, value in asdict(results.environment).items() if value}
-    blocks += [environment_metadata(Environment(**(start | own))), runs_table(comparison)]
-    return [*blocks, *([settings_table([first])] if first else [])]
+    blocks += [shared.environment_metadata(Environment(**(start | own))), runs_table(comparison)]
+    return [*blocks, *([shared.settings_table([first])] if first else [])]
 
 
 def runs_table(comparison: Comparison) -> Table:

@@ -55,9 +55,9 @@ def read_content(sources: Sequence[Path]) -> Content:
     comparisons = [source for source in sources if is_comparison(source)]
     runs = [source for source in sources if not is_comparison(source)]
     album = pictures.Album(pictures.BUDGET)
-    parts = [comparison_part(f"c{place}", read_comparison(one), album) for place, one in enumerate(comparisons)]
+    parts = [comparison_part(read_comparison(one), album).under(f"c{place}") for place, one in enumerate(comparisons)]
     if runs:
-        part = runs_part("r", list(map(read_run, runs, distinct_labels(runs))), album)
+        part = runs_part(list(map(read_run, runs, distinct_labels(runs))), album).under("r")
         parts = [*parts, part] if is_comparison(sources[0]) else [part, *parts]
     return Content(parts)
 

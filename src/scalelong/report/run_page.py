@@ -38,20 +38,20 @@ ROBUSTNESS = "‖f(x+δ) − f(x)‖ / ‖δ‖ for a random δ, mean over a bat
 NOT_WATCHED = "The skips were not watched. To read them every ten steps: --set training.monitor_every=10."
 
 
-def runs_part(key: str, runs: Sequence[Run], album: Album) -> Part:
+def runs_part(runs: Sequence[Run], album: Album) -> Part:
     """All about a group of runs."""
     first, warnings = runs[0], [warning for run in runs for warning in run.warnings]
     grids = samples(runs, album, warnings)
     events = [(run.label, line) for run in runs for line in run.event_lines()]
     sections = [
-        Section(f"{key}-result", "Result", result(runs)),
-        warnings_section(key, events, warnings),
-        Section(f"{key}-curves", "Curves", curves(key, runs)),
-        Section(f"{key}-stability", "Oscillation and robustness", stability(key, runs)),
-        Section(f"{key}-coefficients", "Coefficients of the skips", coefficients(key, runs)),
-        Section(f"{key}-samples", "Samples", grids),
-        Section(f"{key}-kappa", "Which κ", advice_blocks(first.kappa, first.folder, first.folder)),
-        Section(f"{key}-setup", "What was run", setup(runs)),
+        Section("result", "Result", result(runs)),
+        warnings_section(events, warnings),
+        Section("curves", "Curves", curves(runs)),
+        Section("stability", "Oscillation and robustness", stability(runs)),
+        Section("coefficients", "Coefficients of the skips", coefficients(runs)),
+        Section("samples", "Samples", grids),
+        Section("kappa", "Which κ", advice_blocks(first.kappa, first.folder, first.folder)),
+        Section("setup", "What was run", setup(runs)),
     ]
     states = [run.state for run in runs]
     state = (
@@ -60,11 +60,11 @@ def runs_part(key: str, runs: Sequence[Run], album: Album) -> Part:
     if len(runs) == 1:
         seed = "" if first.config.seed is None else f", seed {first.config.seed}"
         subtitle = f"Recipe {first.config.name}, {first.method}{seed}"
-        return Part(key, first.label, subtitle, first.status, state, sections)
+        return Part(first.label, subtitle, first.status, state, sections)
     diverged = f", {states.count('diverged')} diverged" if "diverged" in states else ""
     status = f"{states.count('finished')} of {plural(len(runs), 'run')} finished{diverged}"
     subtitle = "Runs: " + ", ".join(run.label for run in runs)
-    return Part(key, plural(len(runs), "run"), subtitle, status, state, sections)
+    return Part(plural(len(runs), "run"), subtitle, status, state, sections)
 
 
 def result(runs: Sequence[Run]) -> list[Block]:
@@ -83,12 +83,12 @@ def result(runs: Sequence[Run]) -> list[Block]:
 # Curves
 
 
-def curves(key: str, runs: Sequence[Run]) -> list[Block]:
+def curves(runs: Sequence[Run]) -> list[Block]:
     charts = [
-        validation_chart(key, runs),
-        *evaluation_charts(key, runs),
-        run_chart(f"{key}-train", "Training loss", "loss", runs, lambda run: run.series("loss")),
-        run_chart(f"{key}-grad", "Gradient norm", "norm before clipping", runs, lambda run: run.series("grad_norm")),
+        validation_chart(runs),
+        *evaluation_charts(runs),
+        run_chart("train", "Training loss", "loss", runs, lambda run: run.series("loss")),
+        run_chart("grad", "Gradient norm", "norm before clipping", runs, lambda run: run.series("grad_norm")),
     ]
     shown = [chart for chart in charts if not chart.empty]
     return [*shown] or [Text(["No numbers yet: metrics.jsonl is empty or missing."], "empty")]
@@ -110,8 +110,8 @@ def step_chart(key: str, title: str, y: str, series: Sequence[Series], note: str
     return Chart(key, title, "step", y, [View("", series)], note, "metrics.jsonl", half=True)
 
 
-def validation_chart(key: str, runs: Sequence[Run]) -> Chart:
-    name, title, y = f"{key}-validation", "Validation loss", "validation loss"
+def validation_chart(runs: Sequence[Run]) -> Chart:
+    name, title, y = "validation", "Validation loss", "validation loss"
     if len(runs) > 1:
         note = "EMA weights, on the same validation images at every step."
         made = run_chart(name, title, y, runs, lambda run: run.series("validation_loss_ema"), note)
@@ -122,7 +122,7 @@ def validation_chart(key: str, runs: Sequence[Run]) -> Chart:
     return replace(step_chart(name, title, y, series), half=False)
 
 
-def evaluation_charts(key: str, runs: Sequence[Run]) -> list[Chart]:
+def evaluation_charts(runs: Sequence[Run]) -> list[Chart]:
     """Figures of samples over the steps, of evaluations that may be compared with the latest one."""
     latest = next((run.evaluations[-1] for run in reversed(runs) if run.evaluations), None)
     if latest is None:
@@ -135,7 +135,7 @@ def evaluation_charts(key: str, runs: Sequence[Run]) -> list[Chart]:
         series = [figure_series(run, name, style, latest) for style, run in enumerate(runs, start=1)]
         # Names the element of the page and a file: letters and digits only.
         slug = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
-        chart = step_chart(f"{key}-{slug}", name, name, series, note)
+        chart = step_chart(f"{slug}", name, name, series, note)
         charts.append(replace(chart, source="evaluation.json"))
     return charts
 
@@ -156,22 +156,22 @@ def figure_series(run: Run, name: str, style: int, latest: Evaluation) -> Series
 # Stability
 
 
-def stability(key: str, runs: Sequence[Run]) -> list[Block]:
+def stability(runs: Sequence[Run]) -> list[Block]:
     if not any(run.readings for run in runs):
         return [Text([NOT_WATCHED], "empty")]
     charts = []
     for kind in ("feature", "gradient"):
         pattern = rf"block/.*/{kind}_oscillation"
-        name, title, y = f"{key}-osc-{kind}", f"Oscillation of {kind}s", "oscillation index"
+        name, title, y = f"osc-{kind}", f"Oscillation of {kind}s", "oscillation index"
         charts.append(run_chart(name, title, y, runs, lambda run, pattern=pattern: run.mean_of(pattern), OSCILLATION))
     if len(runs) == 1:  # Those of several would not be readable.
-        charts += norm_charts(key, runs[0])
+        charts += norm_charts(runs[0])
     title, y = "Change of the output per change of the input", "ratio"
-    charts.append(run_chart(f"{key}-robust", title, y, runs, lambda run: run.series("robustness"), ROBUSTNESS))
+    charts.append(run_chart("robust", title, y, runs, lambda run: run.series("robustness"), ROBUSTNESS))
     return [chart for chart in charts if not chart.empty]
 
 
-def norm_charts(key: str, run: Run) -> list[Chart]:
+def norm_charts(run: Run) -> list[Chart]:
     """The norms of every skip."""
     skips = spread(run.skips, MOST_SKIPS)
     note = "1 is the outermost skip." + ("" if len(skips) == len(run.skips) else f" {len(skips)} of {len(run.skips)}.")
@@ -181,7 +181,7 @@ def norm_charts(key: str, run: Run) -> list[Chart]:
             Series(f"skip {skip}", style, thin(run.series(f"skip{skip}/{kind}"), max(60, 2400 // len(skips))))
             for style, skip in enumerate(skips, start=1)
         ]
-        charts.append(step_chart(f"{key}-norm-{kind}", f"Size of the skips' {kind}s", "norm", series, note))
+        charts.append(step_chart(f"norm-{kind}", f"Size of the skips' {kind}s", "norm", series, note))
     return charts
 
 
@@ -195,12 +195,12 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
-def coefficients(key: str, runs: Sequence[Run]) -> list[Block]:
+def coefficients(runs: Sequence[Run]) -> list[Block]:
     series = [one for style, run in enumerate(runs, start=1) if not (one := coefficient_series(run, style)).empty]
     if not series:
         return [Text(["No coefficients were read: the skips are not scaled, or were not watched."], "empty")]
     note = "At the last reading; the shaded range around a line is its 5 to 95 % quantile over the batch."
-    return [coefficient_chart(key, [View("", series)], runs[0].kappa, note, "metrics.jsonl")]
+    return [coefficient_chart([View("", series)], runs[0].kappa, note, "metrics.jsonl")]
 
 
 def coefficient_series(run: Run, style: int) -> Series:

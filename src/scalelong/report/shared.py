@@ -30,11 +30,11 @@ def cs_area(kappa: Kappa | None, count: int) -> Series:
     return Series(f"CS with κ from {show(low, 3)} to {show(high, 3)}, {where}", 0, band=band)
 
 
-def coefficient_chart(key: str, views: Sequence[View], kappa: Kappa | None, note: str, source: str) -> Chart:
+def coefficient_chart(views: Sequence[View], kappa: Kappa | None, note: str, source: str) -> Chart:
     count = max(int(x) for view in views for one in view.series for x, _ in one.points)
     views = [replace(view, area=cs_area(kappa, count)) for view in views]
     title, x = "Coefficient of each skip (Fig. 7)", "skip, 1 = outermost"
-    return Chart(f"{key}-coef", title, x, "κᵢ", views, note, source, linear=True)
+    return Chart("coef", title, x, "κᵢ", views, note, source, linear=True)
 
 
 def gallery(
@@ -46,7 +46,7 @@ def gallery(
     return [Gallery(title, shown, note)] if shown else []
 
 
-def warnings_section(key: str, events: Sequence[tuple[str, str]], warnings: Sequence[str]) -> Section:
+def warnings_section(events: Sequence[tuple[str, str]], warnings: Sequence[str]) -> Section:
     """What happened in the runs, and what was wrong with the files."""
     blocks: list[Block] = []
     if warnings:
@@ -56,7 +56,7 @@ def warnings_section(key: str, events: Sequence[tuple[str, str]], warnings: Sequ
     nothing = "Nothing unusual: no spikes, skipped steps, rollbacks or diverged runs, and all files could be read."
     count = len(set(warnings)) + len(events)
     title = f"Warnings ({count})" if count else "Warnings"
-    return Section(f"{key}-warnings", title, blocks or [Text([nothing], "empty")])
+    return Section("warnings", title, blocks or [Text([nothing], "empty")])
 
 
 def advice_blocks(kappa: Kappa | None, run: Path, target: Path) -> list[Block]:
