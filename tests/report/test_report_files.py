@@ -17,7 +17,8 @@ from report_page import Page, hostile_comparison, page_of
 from typer.testing import CliRunner
 
 from scalelong.cli.commands import app
-from scalelong.report import NotAReport, read_content, write_page
+from scalelong.report import Content, NotAReport, read_content, write_page
+from scalelong.report.blocks import Text
 from scalelong.report.charts import IntervalScale, chart_data
 from scalelong.report.figures import draw_figures
 from scalelong.report.page import RELOAD_SECONDS
@@ -86,6 +87,7 @@ def test_any_key_of_the_results_may_be_missing_or_something_else(cases: Path, tm
         write_json(tmp_path / "results.json", replaced(results, key, other))
         # All that is done with numbers; the rest of the template only prints.
         content = read_content([tmp_path])
+        assert content.charts or f"{tmp_path.name}/results.json holds something else" in warnings_of(content), key
         json.dumps([chart_data(chart) for chart in content.charts], allow_nan=False)
         for plot in content.intervals:
             scale = IntervalScale.of(plot)
@@ -93,6 +95,21 @@ def test_any_key_of_the_results_may_be_missing_or_something_else(cases: Path, tm
             assert all(0 <= place <= 100 for place, _ in scale.ticks()), key
     write_json(tmp_path / "results.json", dict.fromkeys(results, other))
     assert page_of(tmp_path).data["charts"] == []
+
+
+def warnings_of(content: Content) -> str:
+    texts = [block for part in content.parts for block in part.blocks if isinstance(block, Text)]
+    return " ".join(line for text in texts if text.tone == "warning" for line in text.lines)
+
+
+def test_a_value_that_is_something_else_is_named_with_its_place(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "comparison", seeds=1)
+    results = json.loads((folder / "results.json").read_text())
+    results["arms"][1]["loss_curve"]["steps"][3] = "soon"
+    write_json(folder / "results.json", results)
+    page = page_of(folder)
+    assert "results.json holds something else than what is written there (at arms.1.loss_curve.steps.3)." in page.text
+    assert "results.json is missing or broken: only the plan and the runs themselves are shown." in page.text
 
 
 def test_a_folder_named_outside_of_the_comparison_is_not_read(cases: Path, tmp_path: Path) -> None:
