@@ -1,19 +1,155 @@
-"""A comparison's folder as the page sees it: results.json, and the folders of its runs."""
+"""A comparison as the page sees it: results.json as it was written, and the folders of its runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, Field
 
 from .blocks import STYLES
-from .read import Arm, Kappa, Plan, Results, RunResult, read_json
+from .read import Band, Environment, Estimate, Finite, Kappa, Points, read_json
 from .runs import Run, is_run, read_run
 
 RESULTS, PLAN = "results.json", "comparison.json"
 
 # So that a method has the same colour on every page; 0 is the grey of the baseline.
 PREFERRED = {"none": 0, "cs": 1, "ls": 2, "uniform": 4, "cs-reversed": 3}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A mean with its band, and the runs behind it."""
+
+    x: Annotated[tuple[float, ...], Field(validation_alias=AliasChoices("steps", "index", "sigma", "rates"))]
+    mean: Annotated[tuple[Finite, ...], Field(validation_alias=AliasChoices("mean", "losses"))] = ()
+    low: tuple[Finite, ...] = ()
+    high: tuple[Finite, ...] = ()
+    runs: tuple[tuple[Finite, ...], ...] = ()
+    name: str = "FD"
+    """What the distance of samples is called; it depends on the network that measured it."""
+
+    @property
+    def points(self) -> Points:
+        return list(zip(self.x, self.mean, strict=False))
+
+    @property
+    def band(self) -> Band:
+        ends = zip(self.x, self.low, self.high, strict=False)
+        return [(x, low, high) for x, low, high in ends if low is not None and high is not None]
+
+
+@dataclass(frozen=True)
+class OscillationCurve:
+    steps: tuple[float, ...]
+    feature: tuple[Finite, ...] = ()
+    gradient: tuple[Finite, ...] = ()
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many of the runs that ended have diverged."""
+
+    count: int
+    of: int
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    seed: int | None
+    folder: str
+    status: str = "unknown"
+    step: int | None = None
+    seconds: Finite = None
+    seconds_per_step: Finite = None
+    final_loss: float | None = None
+    final_fd: float | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method in one setting."""
+
+    id: str
+    label: str
+    setting: str = ""
+    method: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    runs: tuple[RunResult, ...] = ()
+    final_loss: Estimate | None = None
+    final_fd: Estimate | None = None
+    loss_curve: Curve | None = None
+    fd_curve: Curve | None = None
+    oscillation: dict[str, Estimate | None] | None = None
+    oscillation_curve: OscillationCurve | None = None
+    diverged: Share | None = None
+    coefficients: Curve | None = None
+    noise_robustness: Curve | None = None
+    style: int = 0
+    """The colour on the page; not in the file."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A method against the baseline."""
+
+    arm: str
+    baseline: str
+    setting: str
+    verdict: str
+    speedup_steps: Estimate = Estimate()
+    sentence: str = ""
+    sentence_seconds: str = ""
+    final_loss: Estimate | None = None
+    final_fd: Estimate | None = None
+    oscillation: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class Sweep(Curve):
+    """The final losses of a method at several learning rates."""
+
+    label: str = ""
+    depth: int | None = None
+    batch: int | None = None
+    sensitivity: Estimate = Estimate()
+    largest_stable_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What comparison.json and results.json both say."""
+
+    recipe: str = ""
+    description: str = ""
+    command: str = ""
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Results(Plan):
+    """results.json."""
+
+    status: str = "running"
+    runs_done: int = 0
+    runs_total: int = 0
+    created: str | None = None
+    updated: str | None = None
+    environment: Environment = Environment()
+    baseline: str = "none"
+    parameters: dict[str, int] = field(default_factory=dict)
+    arms: tuple[Arm, ...] = ()
+    comparisons: tuple[Pair, ...] = ()
+    rate_sensitivity: tuple[Sweep, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+# The folder
 
 
 @dataclass(frozen=True)

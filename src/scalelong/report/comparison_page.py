@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 
 from . import shared
 from .blocks import Block, Chart, Command, Interval, Intervals, Metadata, Part, Section, Series, Table, Text, View
-from .comparison import Comparison
+from .comparison import Arm, Comparison, Curve, Pair, Sweep
 from .numbers import NOTHING, TO, duration, listed, plural, show, show_estimate, show_factor, thin
 from .pictures import Album
-from .read import Arm, Curve, Environment, Estimate, Pair, Sweep
+from .read import Environment, Estimate
 
 MOST_GALLERIES = 6
 

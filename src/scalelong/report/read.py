@@ -1,4 +1,4 @@
-"""The files of runs and comparisons as they were written; what is missing or damaged becomes a warning on the page."""
+"""The files of a run as they were written, and how any file is read: what is damaged becomes a warning on the page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -72,15 +73,22 @@ def read_file(path: Path, parse: Callable[[str], T], missing: T, warnings: list[
 
 
 def read_json(path: Path, kind: type[T], missing: T, warnings: list[str]) -> T:
-    return read_file(path, lambda text: TypeAdapter(kind).validate_python(json.loads(text)), missing, warnings)
+    return read_file(path, lambda text: checked(kind, json.loads(text)), missing, warnings)
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def checked(kind: type[T], content: Any) -> T:
+    """The content as a record; raises ValidationError if it is something else."""
+    return adapter(kind).validate_python(content)
 
 
 def short(path: Path) -> str:
     """The file and the folder it is in, which is enough to find it."""
     return f"{path.parent.name}/{path.name}"
-
-
-# A run
 
 
 def setting(key: str) -> Any:
@@ -110,8 +118,8 @@ class Config:
 
 
 def parse_config(text: str) -> Config:
-    flat = flatten(TypeAdapter(dict[str, Any]).validate_python(yaml.safe_load(text)))
-    return TypeAdapter(Config).validate_python(flat | {"settings": flat})
+    flat = flatten(checked(dict[str, Any], yaml.safe_load(text)))
+    return checked(Config, flat | {"settings": flat})
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -166,7 +174,6 @@ class Record:
 
 def parse_metrics(text: str, name: str, warnings: list[str]) -> tuple[list[Record], list[Event]]:
     """The lines of metrics.jsonl; a last line without its end is still being written, and left out."""
-    as_event, as_numbers = TypeAdapter(Event).validate_python, TypeAdapter(dict[str, float]).validate_python
     records: list[Record] = []
     events: list[Event] = []
     broken = 0
@@ -174,9 +181,9 @@ def parse_metrics(text: str, name: str, warnings: list[str]) -> tuple[list[Recor
         try:
             content = json.loads(line)
             if "event" in content:
-                events.append(as_event(content))
+                events.append(checked(Event, content))
             else:
-                records.append(Record(int(content.pop("step")), as_numbers(content)))
+                records.append(Record(int(content.pop("step")), checked(dict[str, float], content)))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             broken += bool(line.strip())
     if broken:
@@ -206,136 +213,3 @@ class Kappa:
     block_gain: float | None = None
     images: int | None = None
     reasons: tuple[str, ...] = ()
-
-
-# A comparison
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A mean with its band, and the runs behind it."""
-
-    x: Annotated[tuple[float, ...], Field(validation_alias=AliasChoices("steps", "index", "sigma", "rates"))]
-    mean: Annotated[tuple[Finite, ...], Field(validation_alias=AliasChoices("mean", "losses"))] = ()
-    low: tuple[Finite, ...] = ()
-    high: tuple[Finite, ...] = ()
-    runs: tuple[tuple[Finite, ...], ...] = ()
-    name: str = "FD"
-    """What the distance of samples is called; it depends on the network that measured it."""
-
-    @property
-    def points(self) -> Points:
-        return list(zip(self.x, self.mean, strict=False))
-
-    @property
-    def band(self) -> Band:
-        ends = zip(self.x, self.low, self.high, strict=False)
-        return [(x, low, high) for x, low, high in ends if low is not None and high is not None]
-
-
-@dataclass(frozen=True)
-class OscillationCurve:
-    steps: tuple[float, ...]
-    feature: tuple[Finite, ...] = ()
-    gradient: tuple[Finite, ...] = ()
-
-
-@dataclass(frozen=True)
-class Share:
-    """How many of the runs that ended have diverged."""
-
-    count: int
-    of: int
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
-class RunResult:
-    seed: int | None
-    folder: str
-    status: str = "unknown"
-    step: int | None = None
-    seconds: Finite = None
-    seconds_per_step: Finite = None
-    final_loss: float | None = None
-    final_fd: float | None = None
-    message: str | None = None
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One method in one setting."""
-
-    id: str
-    label: str
-    setting: str = ""
-    method: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-    runs: tuple[RunResult, ...] = ()
-    final_loss: Estimate | None = None
-    final_fd: Estimate | None = None
-    loss_curve: Curve | None = None
-    fd_curve: Curve | None = None
-    oscillation: dict[str, Estimate | None] | None = None
-    oscillation_curve: OscillationCurve | None = None
-    diverged: Share | None = None
-    coefficients: Curve | None = None
-    noise_robustness: Curve | None = None
-    style: int = 0
-    """The colour on the page; not in the file."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A method against the baseline."""
-
-    arm: str
-    baseline: str
-    setting: str
-    verdict: str
-    speedup_steps: Estimate = Estimate()
-    sentence: str = ""
-    sentence_seconds: str = ""
-    final_loss: Estimate | None = None
-    final_fd: Estimate | None = None
-    oscillation: Estimate | None = None
-
-
-@dataclass(frozen=True)
-class Sweep(Curve):
-    """The final losses of a method at several learning rates."""
-
-    label: str = ""
-    depth: int | None = None
-    batch: int | None = None
-    sensitivity: Estimate = Estimate()
-    largest_stable_rate: float | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What comparison.json and results.json both say."""
-
-    recipe: str = ""
-    description: str = ""
-    command: str = ""
-    steps: int | None = None
-
-
-@dataclass(frozen=True)
-class Results(Plan):
-    """results.json."""
-
-    status: str = "running"
-    runs_done: int = 0
-    runs_total: int = 0
-    created: str | None = None
-    updated: str | None = None
-    environment: Environment = Environment()
-    baseline: str = "none"
-    parameters: dict[str, int] = field(default_factory=dict)
-    arms: tuple[Arm, ...] = ()
-    comparisons: tuple[Pair, ...] = ()
-    rate_sensitivity: tuple[Sweep, ...] = ()
-    warnings: tuple[str, ...] = ()
