@@ -20,7 +20,7 @@ from scalelong.cli.comparing import report
 from scalelong.compare.runner import Ending
 from scalelong.report import read_content, render
 from scalelong.report.comparison import read_comparison
-from scalelong.report.comparison_sections import numbers_table
+from scalelong.report.comparison_page import numbers_table
 
 RATES = [4e-3, 1.0]
 ARGUMENTS = ["compare", "digits", "--methods", "none,cs", "--seeds", "1", "--lr", "4e-3,1"]

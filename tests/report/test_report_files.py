@@ -17,13 +17,12 @@ from report_page import Page, hostile_comparison, page_of
 from typer.testing import CliRunner
 
 from scalelong.cli.app import app
-from scalelong.report import NotAReport, read_content, write_page
-from scalelong.report.chart_data import chart_data
+from scalelong.report import Content, NotAReport, read_content, write_page
+from scalelong.report.blocks import Text
+from scalelong.report.charts import IntervalScale, chart_data
 from scalelong.report.figures import draw_figures
-from scalelong.report.intervals import IntervalScale
 from scalelong.report.page import RELOAD_SECONDS
-from scalelong.report.pictures import Album, Budget
-from scalelong.report.read import Notes
+from scalelong.report.pictures import BUDGET, Album
 from scalelong.report.watch import QUIET_POLLS, watch_content
 
 pytest.importorskip("jinja2")
@@ -88,6 +87,7 @@ def test_any_key_of_the_results_may_be_missing_or_something_else(cases: Path, tm
         write_json(tmp_path / "results.json", replaced(results, key, other))
         # All that is done with numbers; the rest of the template only prints.
         content = read_content([tmp_path])
+        assert content.charts or f"{tmp_path.name}/results.json holds something else" in warnings_of(content), key
         json.dumps([chart_data(chart) for chart in content.charts], allow_nan=False)
         for plot in content.intervals:
             scale = IntervalScale.of(plot)
@@ -95,6 +95,21 @@ def test_any_key_of_the_results_may_be_missing_or_something_else(cases: Path, tm
             assert all(0 <= place <= 100 for place, _ in scale.ticks()), key
     write_json(tmp_path / "results.json", dict.fromkeys(results, other))
     assert page_of(tmp_path).data["charts"] == []
+
+
+def warnings_of(content: Content) -> str:
+    texts = [block for part in content.parts for block in part.blocks if isinstance(block, Text)]
+    return " ".join(line for text in texts if text.tone == "warning" for line in text.lines)
+
+
+def test_a_value_that_is_something_else_is_named_with_its_place(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "comparison", seeds=1)
+    results = json.loads((folder / "results.json").read_text())
+    results["arms"][1]["loss_curve"]["steps"][3] = "soon"
+    write_json(folder / "results.json", results)
+    page = page_of(folder)
+    assert "results.json holds something else than what is written there (at arms.1.loss_curve.steps.3)." in page.text
+    assert "results.json is missing or broken: only the plan and the runs themselves are shown." in page.text
 
 
 def test_a_folder_named_outside_of_the_comparison_is_not_read(cases: Path, tmp_path: Path) -> None:
@@ -125,7 +140,7 @@ def test_a_grid_that_was_enlarged_is_stored_pixel_by_pixel(tmp_path: Path) -> No
     from PIL import Image
 
     path = draw_grid(tmp_path / "grid.png", 0, size=73, factor=6)
-    picture = Album(Notes()).embed(path, "CS", "")
+    picture = Album(BUDGET).embed(path, "CS", "", [])
     assert picture is not None and (picture.width, picture.height) == (73, 73) and picture.pixelated
     stored = Image.open(io.BytesIO(base64.b64decode(picture.source.partition(",")[2])))
     with Image.open(path) as original:
@@ -136,21 +151,22 @@ def test_many_large_pictures_stay_within_the_size_of_a_page(tmp_path: Path) -> N
     from PIL import Image
 
     Image.effect_noise((800, 800), 90).convert("RGB").save(tmp_path / "large.png", compress_level=1)
-    notes, budget = Notes(), 400_000
-    album = Album(notes, Budget(budget))
-    pictures = [album.embed(tmp_path / "large.png", "CS", "") for _ in range(4)]
+    warnings: list[str] = []
+    budget = 400_000
+    album = Album(budget)
+    pictures = [album.embed(tmp_path / "large.png", "CS", "", warnings) for _ in range(4)]
     kept = [picture for picture in pictures if picture is not None]
     assert 1 <= len(kept) < 4
     # Base64 takes four letters for three bytes.
     assert sum(len(picture.source) for picture in kept) <= budget * 4 / 3 + 100 * len(kept)
-    assert "left out" in notes.lines[0]
+    assert "left out" in warnings[0]
 
 
 def test_the_pictures_of_all_comparisons_and_runs_of_a_page_share_its_size(
     cases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = 30_000  # Five of the grids that were drawn here.
-    monkeypatch.setattr("scalelong.report.page.Budget", lambda: Budget(budget))
+    monkeypatch.setattr("scalelong.report.pictures.BUDGET", budget)
     page = page_of(cases / "comparison", cases / "rates", cases / "single")
     pictures = [source for source in page.having("src") if source.startswith("data:image")]
     assert pictures and sum(len(source) for source in pictures) <= budget * 4 / 3 + 100 * len(pictures)
@@ -160,7 +176,7 @@ def test_the_pictures_of_all_comparisons_and_runs_of_a_page_share_its_size(
 def test_settings_whose_samples_are_not_shown_are_named(tmp_path: Path) -> None:
     rates = (0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007)
     page = page_of(write_comparison(tmp_path / "comparison", rates=rates, seeds=1))
-    assert "Drawn images, lr 0.006" in page.text and "Drawn images, lr 0.007" not in page.text
+    assert "Samples, lr 0.006" in page.text and "Samples, lr 0.007" not in page.text
     assert "Not shown, to keep the page small: the samples of lr 0.007, which lie in their folders." in page.text
 
 

@@ -14,9 +14,9 @@ from report_page import Page, hostile_comparison, hostile_run, page_of
 
 from scalelong.report import read_content, render
 from scalelong.report.blocks import Interval, Intervals
+from scalelong.report.charts import IntervalScale
 from scalelong.report.comparison import read_comparison
-from scalelong.report.comparison_sections import numbers_table
-from scalelong.report.intervals import IntervalScale
+from scalelong.report.comparison_page import numbers_table
 from scalelong.report.page import RELOAD_SECONDS
 from scalelong.report.read import Estimate
 

@@ -37,6 +37,7 @@ def report(sources: Sources, out: Out = None, watch: Watch = False, figures: Fig
     with user_errors("report"):
         import jinja2  # noqa: F401
         import PIL  # noqa: F401
+        import pydantic  # noqa: F401
         import yaml  # noqa: F401
 
         if figures is not None:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
 
-from .numbers import Points
-from .read import Estimate
+from .read import Band, Estimate, Points
 
 STYLES = 8
 """Colours with a dash and a marker of their own; after these they come again."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One run within a series, drawn thin."""
-
-    name: str
-    points: Points
 
 
 @dataclass(frozen=True)
@@ -28,15 +18,15 @@ class Series:
     name: str
     style: int
     points: Points = field(default_factory=list)
-    band: Sequence[tuple[float, float, float]] = ()
-    """x, lower and upper end."""
-    members: Sequence[Line] = ()
+    band: Band = field(default_factory=list)
+    members: Sequence[tuple[str, Points]] = ()
+    """The names and points of the runs, drawn thin."""
     ended: str = ""
     """Why the series stops early; marked with a cross."""
 
     @property
     def lines(self) -> list[Points]:
-        return [self.points, *(line.points for line in self.members)]
+        return [self.points, *(points for _, points in self.members)]
 
     @property
     def empty(self) -> bool:
@@ -53,12 +43,34 @@ class View:
     """Drawn behind all others as a shaded range."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    half: bool = False
+    """Whether two of these may stand beside each other."""
+
+    @property
+    def kind(self) -> str:
+        """The macro of the template that draws it."""
+        return type(self).__name__.lower()
+
+    def under(self, key: str) -> Block:
+        return self
+
+
 @dataclass(frozen=True)
-class Chart:
-    kind: ClassVar[str] = "chart"
+class Figure(Block):
+    """What is also drawn as a file."""
+
     key: str
-    """Names the element of the page and, without its part, the files of the figure."""
+    """Names the element of the page and, without its part, the file."""
     title: str
+
+    def under(self, key: str) -> Block:
+        return replace(self, key=f"{key}-{self.key}")
+
+
+@dataclass(frozen=True)
+class Chart(Figure):
     x: str
     y: str
     views: Sequence[View]
@@ -68,8 +80,6 @@ class Chart:
     log_x: bool = False
     linear: bool = False
     """Begin with a linear axis, however far apart the values are."""
-    half: bool = False
-    """Whether two of these may stand beside each other."""
 
     @property
     def empty(self) -> bool:
@@ -78,8 +88,8 @@ class Chart:
     @property
     def log_y(self) -> bool:
         """Whether positive values are so far apart that a linear axis would hide the small ones."""
-        lines = [line for view in self.views for series in view.series for line in series.lines]
-        known = [y for points in lines for _, y in points if y is not None]
+        every = (series for view in self.views for series in view.series)
+        known = [y for series in every for points in series.lines for _, y in points if y is not None]
         return not self.linear and bool(known) and min(known) > 0 and max(known) / min(known) > 8
 
 
@@ -91,24 +101,20 @@ class Interval:
     style: int
     estimate: Estimate
     text: str
-    detail: str = ""
+    details: Sequence[str] = ()
     verdict: str = ""
 
 
 @dataclass(frozen=True)
-class Intervals:
+class Intervals(Figure):
     """Numbers with their intervals on one scale, one above the other."""
 
-    kind: ClassVar[str] = "intervals"
-    key: str
-    title: str
     axis: str
     rows: Sequence[Interval]
     note: str = ""
     reference: float | None = None
     """Where a line is drawn: what no difference would be."""
     log: bool = False
-    half: bool = False
 
     @property
     def empty(self) -> bool:
@@ -116,8 +122,7 @@ class Intervals:
 
 
 @dataclass(frozen=True)
-class Table:
-    kind: ClassVar[str] = "table"
+class Table(Block):
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -127,18 +132,16 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Metadata(Block):
     """Terms and what they are."""
 
-    kind: ClassVar[str] = "facts"
     title: str
     rows: Sequence[tuple[str, str]]
-    half: bool = True
+    half: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Text:
-    kind: ClassVar[str] = "text"
+class Text(Block):
     lines: Sequence[str]
     tone: str = ""
     """"": plain, "note": small, "warning": marked, "list": a first line and points under it, "empty": in the place of
@@ -146,10 +149,9 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Command:
+class Command(Block):
     """Something to paste into a shell."""
 
-    kind: ClassVar[str] = "command"
     label: str
     text: str
 
@@ -166,17 +168,12 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Gallery:
+class Gallery(Block):
     """Pictures side by side."""
 
-    kind: ClassVar[str] = "gallery"
     title: str
     pictures: Sequence[Picture]
     note: str = ""
-    half: bool = False
-
-
-Block = Chart | Intervals | Table | Facts | Text | Command | Gallery
 
 
 @dataclass(frozen=True)
@@ -189,8 +186,7 @@ class Section:
         """The blocks in rows of one, or of two that are made to stand beside each other."""
         rows: list[list[Block]] = []
         for block in self.blocks:
-            beside = getattr(block, "half", False)
-            if beside and rows and len(rows[-1]) == 1 and getattr(rows[-1][0], "half", False):
+            if block.half and rows and len(rows[-1]) == 1 and rows[-1][0].half:
                 rows[-1].append(block)
             else:
                 rows.append([block])
@@ -201,13 +197,22 @@ class Section:
 class Part:
     """All about one comparison, or about a group of runs."""
 
-    key: str
     title: str
     subtitle: str
     status: str
     """A few words; `state` is one of finished, running and trouble."""
     state: str
     sections: Sequence[Section]
+    key: str = ""
 
-    def blocks(self) -> list[Any]:
+    def under(self, key: str) -> Part:
+        """The same with a key before those of its sections and charts, as a page with several parts needs."""
+        sections = [
+            replace(section, key=f"{key}-{section.key}", blocks=[block.under(key) for block in section.blocks])
+            for section in self.sections
+        ]
+        return replace(self, key=key, sections=sections)
+
+    @property
+    def blocks(self) -> list[Block]:
         return [block for section in self.sections for block in section.blocks]

@@ -1,16 +1,17 @@
-"""A comparison's folder as the page sees it: results.json, and the folders of its runs."""
+"""A comparison as the page sees it: results.json as it was written, and the folders of its runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from .blocks import STYLES, Line, Series
-from .numbers import Points
-from .read import Notes, as_dict, as_dicts, as_list, as_text, finite, read_dict, whole
-from .runs import RunFolder, is_run, read_run
+from pydantic import AliasChoices, Field
+
+from .blocks import STYLES
+from .read import Band, Environment, Estimate, Finite, Kappa, Points, read_json
+from .runs import Run, is_run, read_run
 
 RESULTS, PLAN = "results.json", "comparison.json"
 
@@ -19,70 +20,192 @@ PREFERRED = {"none": 0, "cs": 1, "ls": 2, "uniform": 4, "cs-reversed": 3}
 
 
 @dataclass(frozen=True)
-class ArmRun:
-    """One seed of an arm."""
+class Curve:
+    """A mean with its band, and the runs behind it."""
 
-    name: str
-    seed: int | None
-    status: str
-    folder: Path | None
-    content: dict[str, Any]
+    x: Annotated[tuple[float, ...], Field(validation_alias=AliasChoices("steps", "index", "sigma", "rates"))]
+    mean: Annotated[tuple[Finite, ...], Field(validation_alias=AliasChoices("mean", "losses"))] = ()
+    low: tuple[Finite, ...] = ()
+    high: tuple[Finite, ...] = ()
+    runs: tuple[tuple[Finite, ...], ...] = ()
+    name: str = "FD"
+    """What the distance of samples is called; it depends on the network that measured it."""
 
     @property
-    def short_name(self) -> str:
-        """Without the arm, where its name is there already."""
-        return self.name if self.seed is None else f"seed {self.seed}"
+    def points(self) -> Points:
+        return list(zip(self.x, self.mean, strict=False))
+
+    @property
+    def band(self) -> Band:
+        ends = zip(self.x, self.low, self.high, strict=False)
+        return [(x, low, high) for x, low, high in ends if low is not None and high is not None]
+
+
+@dataclass(frozen=True)
+class OscillationCurve:
+    steps: tuple[float, ...]
+    feature: tuple[Finite, ...] = ()
+    gradient: tuple[Finite, ...] = ()
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many of the runs that ended have diverged."""
+
+    count: int
+    of: int
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    seed: int | None
+    folder: str
+    status: str = "unknown"
+    step: int | None = None
+    seconds: Finite = None
+    seconds_per_step: Finite = None
+    final_loss: float | None = None
+    final_fd: float | None = None
+    message: str | None = None
 
 
 @dataclass(frozen=True)
 class Arm:
     """One method in one setting."""
 
-    key: str
+    id: str
     label: str
+    setting: str = ""
+    method: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    runs: tuple[RunResult, ...] = ()
+    final_loss: Estimate | None = None
+    final_fd: Estimate | None = None
+    loss_curve: Curve | None = None
+    fd_curve: Curve | None = None
+    oscillation: dict[str, Estimate | None] | None = None
+    oscillation_curve: OscillationCurve | None = None
+    diverged: Share | None = None
+    coefficients: Curve | None = None
+    noise_robustness: Curve | None = None
+    style: int = 0
+    """The colour on the page; not in the file."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A method against the baseline."""
+
+    arm: str
+    baseline: str
     setting: str
-    style: int
-    runs: Sequence[ArmRun]
-    content: dict[str, Any]
+    verdict: str
+    speedup_steps: Estimate = Estimate()
+    sentence: str = ""
+    sentence_seconds: str = ""
+    final_loss: Estimate | None = None
+    final_fd: Estimate | None = None
+    oscillation: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class Sweep(Curve):
+    """The final losses of a method at several learning rates."""
+
+    label: str = ""
+    depth: int | None = None
+    batch: int | None = None
+    sensitivity: Estimate = Estimate()
+    largest_stable_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What comparison.json and results.json both say."""
+
+    recipe: str = ""
+    description: str = ""
+    command: str = ""
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Results(Plan):
+    """results.json."""
+
+    status: str = "running"
+    runs_done: int = 0
+    runs_total: int = 0
+    created: str | None = None
+    updated: str | None = None
+    environment: Environment = Environment()
+    baseline: str = "none"
+    parameters: dict[str, int] = field(default_factory=dict)
+    arms: tuple[Arm, ...] = ()
+    comparisons: tuple[Pair, ...] = ()
+    rate_sensitivity: tuple[Sweep, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+# The folder
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One run of an arm: what the results say of it, and its folder if it has begun."""
+
+    arm: Arm
+    result: RunResult
+    run: Run | None
 
     @property
-    def finished(self) -> int:
-        return sum(run.status == "finished" for run in self.runs)
+    def name(self) -> str:
+        """Without the arm."""
+        return Path(self.result.folder).name if self.result.seed is None else f"seed {self.result.seed}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.arm.label}, {self.name}"
 
 
 @dataclass(frozen=True)
 class Comparison:
     folder: Path
-    content: dict[str, Any]
-    arms: Sequence[Arm]
-    kappa: dict[str, Any]
-    notes: tuple[str, ...]
+    results: Results
+    runs: Sequence[ArmRun]
+    kappa: Kappa | None
+    warnings: tuple[str, ...]
+
+    @property
+    def arms(self) -> Sequence[Arm]:
+        return self.results.arms
 
     @property
     def recipe(self) -> str:
-        return as_text(self.content.get("recipe"), self.folder.name)
+        return self.results.recipe or self.folder.name
 
     @property
-    def baseline(self) -> str:
-        return as_text(self.content.get("baseline"), "none")
+    def running(self) -> bool:
+        return self.results.status not in ("finished", "incomplete")
 
     @property
     def settings(self) -> list[str]:
         return list(dict.fromkeys(arm.setting for arm in self.arms))
 
     @property
-    def running(self) -> bool:
-        return self.content.get("status") not in ("finished", "incomplete")
+    def seeds(self) -> list[int]:
+        return sorted({run.result.seed for run in self.runs if run.result.seed is not None})
 
     @property
-    def seeds(self) -> list[int]:
-        return sorted({run.seed for arm in self.arms for run in arm.runs if run.seed is not None})
+    def begun(self) -> list[tuple[ArmRun, Run]]:
+        """The runs that have a folder."""
+        return [(one, one.run) for one in self.runs if one.run is not None]
 
     @property
     def fd_name(self) -> str:
-        """What the distance of samples is called; it depends on the network that measured it."""
-        names = (as_text(as_dict(arm.content.get("fd_curve")).get("name")) for arm in self.arms)
-        return next((name for name in names if name), "FD")
+        return next((arm.fd_curve.name for arm in self.arms if arm.fd_curve), "FD")
 
     def setting_name(self, setting: str) -> str:
         """What tells a setting from the others: empty where there is one only."""
@@ -92,17 +215,13 @@ class Comparison:
 
     def name_of(self, arm: Arm) -> str:
         """The arm's label, with its setting where there are several."""
-        setting = self.setting_name(arm.setting)
-        return f"{arm.label}, {setting}" if setting else arm.label
+        return ", ".join(part for part in (arm.label, self.setting_name(arm.setting)) if part)
 
-    def arm(self, key: str) -> Arm | None:
-        return next((arm for arm in self.arms if arm.key == key), None)
+    def label_of(self, key: str) -> str:
+        return next((arm.label for arm in self.arms if arm.id == key), key)
 
-    def count(self, status: str) -> int:
-        return sum(run.status == status for arm in self.arms for run in arm.runs)
-
-
-Folders = Sequence[tuple[Arm, ArmRun, RunFolder]]
+    def count(self, *statuses: str) -> int:
+        return sum(one.result.status in statuses for one in self.runs)
 
 
 def is_comparison(folder: Path) -> bool:
@@ -110,96 +229,42 @@ def is_comparison(folder: Path) -> bool:
 
 
 def read_comparison(folder: Path) -> Comparison:
-    notes = Notes()
-    content = read_dict(folder / RESULTS, notes)
-    if not content:
-        notes.add(f"{RESULTS} is missing or broken: only the plan and the runs themselves are shown.")
-    plan = read_dict(folder / PLAN, notes)
-    content = {**{key: plan[key] for key in ("recipe", "description", "command", "steps") if key in plan}, **content}
-    arms = read_arms(folder, as_dicts(content.get("arms")), notes) or arms_of_folders(folder)
-    kappa = read_dict(folder / "kappa.json", notes)
-    return Comparison(folder, content, arms, kappa, tuple(notes.lines))
+    warnings: list[str] = []
+    results = read_json(folder / RESULTS, Results, None, warnings)
+    plan = read_json(folder / PLAN, Plan, Plan(), warnings)
+    if results is None:
+        warnings.append(f"{RESULTS} is missing or broken: only the plan and the runs themselves are shown.")
+        arms = tuple(arms_of_folders(folder))
+        results = Results(**asdict(plan), arms=arms, runs_total=sum(len(arm.runs) for arm in arms))
+    results = replace(results, arms=with_styles(results.arms))
+    runs = [read_arm_run(folder, arm, result, warnings) for arm in results.arms for result in arm.runs]
+    kappa = read_json(folder / "kappa.json", Kappa, None, warnings)
+    return Comparison(folder, results, runs, kappa, tuple(warnings))
 
 
-def read_arms(folder: Path, contents: Sequence[dict[str, Any]], notes: Notes) -> list[Arm]:
-    styles = choose_styles(contents)
-    arms = []
-    for place, content in enumerate(contents):
-        key = as_text(content.get("id"), f"arm {place + 1}")
-        label, setting = as_text(content.get("label"), key), as_text(content.get("setting"))
-        runs = [read_arm_run(folder, label, run, notes) for run in as_dicts(content.get("runs"))]
-        arms.append(Arm(key, label, setting, styles[place], runs, content))
-    return arms
-
-
-def choose_styles(contents: Sequence[dict[str, Any]]) -> list[int]:
-    """A style for each method with its options, the same in every setting; a known method has its own if it is free."""
-    chosen: dict[str, int] = {}
-    for content in contents:
-        name = f"{content.get('method')} {content.get('options')}"
-        if name not in chosen:
-            free = [style for style in range(1, STYLES) if style not in chosen.values()]
-            preferred = PREFERRED.get(as_text(content.get("method")), -1)
-            is_free = preferred in free or (preferred == 0 and 0 not in chosen.values())
-            chosen[name] = preferred if is_free else free[0] if free else len(chosen)
-    return [chosen[f"{content.get('method')} {content.get('options')}"] for content in contents]
-
-
-def read_arm_run(folder: Path, label: str, content: dict[str, Any], notes: Notes) -> ArmRun:
-    seed, given = whole(content.get("seed")), as_text(content.get("folder"))
-    place = folder / given if given else None
-    if place is not None and not place.resolve().is_relative_to(folder.resolve()):
+def read_arm_run(folder: Path, arm: Arm, result: RunResult, warnings: list[str]) -> ArmRun:
+    place, found = folder / result.folder, ArmRun(arm, result, None)
+    if not place.resolve().is_relative_to(folder.resolve()):
         # A results.json of a stranger must not put other files of this machine on the page.
-        notes.add(f"{RESULTS} names a folder outside of the comparison, which is not read: {given}")
-        place = None
-    name = f"{label}, seed {seed}" if seed is not None else label
-    return ArmRun(name, seed, as_text(content.get("status"), "unknown"), place, content)
+        warnings.append(f"{RESULTS} names a folder outside of the comparison, which is not read: {result.folder}")
+        return found
+    return replace(found, run=read_run(place, found.label)) if is_run(place) else found
 
 
 def arms_of_folders(folder: Path) -> list[Arm]:
     """Where there are no results yet: the runs that lie in the folder."""
     arms = []
-    for place, arm in enumerate(sorted(path for path in folder.glob("runs/*") if path.is_dir())):
-        runs = [
-            ArmRun(f"{arm.name}, {run.name}", None, "unknown", run, {}) for run in sorted(arm.iterdir()) if is_run(run)
-        ]
-        if runs:
-            arms.append(Arm(arm.name, arm.name, "", PREFERRED.get(arm.name, place + 1), runs, {}))
+    for place in sorted(path for path in folder.glob("runs/*") if path.is_dir()):
+        runs = [RunResult(None, str(run.relative_to(folder))) for run in sorted(place.iterdir()) if is_run(run)]
+        arms += [Arm(place.name, place.name, method=place.name, runs=tuple(runs))] if runs else []
     return arms
 
 
-def run_folders(comparison: Comparison) -> list[tuple[Arm, ArmRun, RunFolder]]:
-    """The folders of the runs that have begun."""
-    return [
-        (arm, run, read_run(run.folder, run.name))
-        for arm in comparison.arms
-        for run in arm.runs
-        if run.folder is not None and is_run(run.folder)
-    ]
-
-
-def curve_series(arm: Arm, name: str) -> Series:
-    """A curve of results.json with its band and its runs."""
-    curve = as_dict(arm.content.get(name))
-    lost = as_dict(arm.content.get("diverged"))
-    ended = "diverged" if finite(lost.get("count")) else ""
-    runs = [run for run in arm.runs if run.seed is not None]
-    members = [
-        Line(runs[place].short_name if place < len(runs) else f"run {place + 1}", points_of(curve, "steps", values))
-        for place, values in enumerate(as_list(curve.get("runs")))
-    ]
-    mean = points_of(curve, "steps", curve.get("mean"))
-    # As long as a seed is missing there is no mean, and the runs stand for themselves.
-    known = mean if any(y is not None for _, y in mean) else []
-    return Series(arm.label, arm.style, known, band_of(curve, "steps"), members, ended)
-
-
-def points_of(curve: dict[str, Any], x: str, values: Any) -> Points:
-    pairs = zip(as_list(curve.get(x)), as_list(values), strict=False)
-    return [(place, finite(value)) for step, value in pairs if (place := finite(step)) is not None]
-
-
-def band_of(curve: dict[str, Any], x: str) -> list[tuple[float, float, float]]:
-    ends = zip(as_list(curve.get(x)), as_list(curve.get("low")), as_list(curve.get("high")), strict=False)
-    found = [(finite(place), finite(low), finite(high)) for place, low, high in ends]
-    return [(x, low, high) for x, low, high in found if x is not None and low is not None and high is not None]
+def with_styles(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """A style for a method with its options, the same in every setting: its preferred one if that is free."""
+    chosen: dict[str, int] = {}
+    for arm in arms:
+        preferred = PREFERRED.get(arm.method, -1)
+        free = [style for style in (preferred, *range(1, STYLES)) if style not in (-1, *chosen.values())]
+        chosen.setdefault(f"{arm.method} {arm.options}", free[0] if free else len(chosen))
+    return tuple(replace(arm, style=chosen[f"{arm.method} {arm.options}"]) for arm in arms)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .blocks import Chart, Intervals, Series, View
-from .numbers import Points
+from .read import Points
 
 if TYPE_CHECKING:
     from .page import Content
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 COLOURS = ("#666666", "#D55E00", "#0072B2", "#009E73", "#C0679A", "#B07A00", "#3A93C9", "#7A5195")
 DASHES = ("--", "-", "-", "-", "-", ":", "-.", "--")
 MARKERS = ("o", "o", "s", "^", "D")
-MOST_MARKERS = 24
-MOST_TICKS = 12
+MOST_MARKERS, MOST_TICKS = 24, 12
 
 STYLE: dict[Any, Any] = {
     **{"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
@@ -89,11 +88,11 @@ def draw_view(axes: Any, chart: Chart, view: View) -> None:
 def draw_series(axes: Any, series: Series) -> None:
     colour, dash = COLOURS[series.style % len(COLOURS)], DASHES[series.style % len(DASHES)]
     label = clipped(f"{series.name} ({series.ended})" if series.ended else series.name)
-    for place, line in enumerate(series.members):
+    for place, (_, points) in enumerate(series.members):
         # A series without a mean is named by its first run.
         name = label if not series.points and place == 0 else None
-        marker = "." if len(line.points) == 1 else None
-        axes.plot(*columns(line.points), color=colour, linewidth=0.8, alpha=0.5, marker=marker, label=name)
+        marker = "." if len(points) == 1 else None
+        axes.plot(*columns(points), color=colour, linewidth=0.8, alpha=0.5, marker=marker, label=name)
     if series.band:
         x, low, high = zip(*series.band, strict=True)
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -112,9 +111,8 @@ def draw_intervals(axes: Any, plot: Intervals) -> None:
     """The first row on top."""
     for place, row in enumerate(reversed(plot.rows)):
         colour, estimate = COLOURS[row.style % len(COLOURS)], row.estimate
-        ends = [end for end in (estimate.low, estimate.high) if end is not None and math.isfinite(end)]
-        if len(ends) == 2:
-            axes.plot(ends, [place, place], color=colour, linewidth=3, alpha=0.5, solid_capstyle="round")
+        if estimate.ends and all(map(math.isfinite, estimate.ends)):
+            axes.plot(estimate.ends, [place, place], color=colour, linewidth=3, alpha=0.5, solid_capstyle="round")
         if estimate.known:
             axes.plot([estimate.value], [place], "o", color=colour, markersize=8)
     if plot.reference is not None:

@@ -4,40 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from .read import Estimate, as_text, number
+from .read import Estimate, Points, finite
 
 NOTHING = "–"
 
 TO = "\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}"
 """Between the ends of an interval, which should stay on one line."""
 
-Points = list[tuple[float, float | None]]
-"""x and y of a series; None where the value is missing or not finite."""
 
-
-def show(value: Any, digits: int = 4) -> str:
+def show(value: float | str | None, digits: int = 4) -> str:
     """A number for people.
 
     >>> show(0.123456), show(3200), show(1234567.0), show(float("inf")), show(float("nan")), show(None), show(2e19)
     ('0.1235', '3,200', '1,234,567', '∞', 'not finite', '–', '2e+19')
     """
-    found = number(value)
-    if found is None:
-        return as_text(value, NOTHING) or NOTHING
-    if math.isnan(found):
+    if value is None or isinstance(value, bool | str):
+        return NOTHING if value is None or value == "" else str(value)
+    if math.isnan(value):
         return "not finite"
-    if math.isinf(found):
-        return "∞" if found > 0 else "−∞"
-    if found == int(found) and abs(found) < 1e12:
-        return minus(f"{int(found):,}")
-    return minus(f"{found:,.0f}" if 1e4 <= abs(found) < 1e9 else f"{found:.{digits}g}")
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == int(value) and abs(value) < 1e12:
+        return minus(f"{int(value):,}")
+    return minus(f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.{digits}g}")
 
 
 def minus(text: str) -> str:
     """With the sign that is as wide as a digit; not in exponents."""
     return f"−{text[1:]}" if text.startswith("-") else text
+
+
+def show_estimate(estimate: Estimate | None, digits: int = 4) -> str:
+    """
+    >>> show_estimate(Estimate(1.42, 1.2, 1.7), 3)
+    '1.42 (1.20\\xa0–\\xa01.70)'
+    """
+    if estimate is None or estimate.value is None:
+        return NOTHING
+    value, low, high = alike([estimate.value, estimate.low, estimate.high], digits)
+    return value if estimate.low is None and estimate.high is None else f"{value} ({low}{TO}{high})"
 
 
 def show_factor(estimate: Estimate) -> str:
@@ -46,23 +52,9 @@ def show_factor(estimate: Estimate) -> str:
     >>> show_factor(Estimate(0.986, 0.9321, 1.0512))
     '0.99× (0.93\\xa0–\\xa01.05)'
     """
-    value, low, high = (
-        f"{x:.2f}" if x is not None and math.isfinite(x) else show(x)
-        for x in (estimate.value, estimate.low, estimate.high)
-    )
+    numbers = (estimate.value, estimate.low, estimate.high)
+    value, low, high = (show(x) if finite(x) is None else f"{x:.2f}" for x in numbers)
     return f"{value}×" if estimate.low is None and estimate.high is None else f"{value}× ({low}{TO}{high})"
-
-
-def show_estimate(estimate: Estimate, digits: int = 4) -> str:
-    """
-    >>> show_estimate(Estimate(1.42, 1.2, 1.7), 3)
-    '1.42 (1.20\\xa0–\\xa01.70)'
-    """
-    numbers = [estimate.value, estimate.low, estimate.high]
-    if estimate.value is None:
-        return NOTHING
-    value, low, high = alike(numbers, digits)
-    return value if numbers[1:] == [None, None] else f"{value} ({low}{TO}{high})"
 
 
 def alike(numbers: Sequence[float | None], digits: int) -> list[str]:
@@ -76,7 +68,7 @@ def alike(numbers: Sequence[float | None], digits: int) -> list[str]:
     if not 1e-5 <= size < 1e4:
         return [show(x, digits) for x in numbers]
     decimals = max(0, digits - 1 - math.floor(math.log10(size)))
-    return [minus(f"{x:.{decimals}f}") if x is not None and math.isfinite(x) else show(x, digits) for x in numbers]
+    return [show(x, digits) if finite(x) is None else minus(f"{x:.{decimals}f}") for x in numbers]
 
 
 def plural(count: int, noun: str) -> str:
@@ -92,7 +84,7 @@ def listed(words: Sequence[str]) -> str:
     >>> listed(["a", "b", "c"])
     'a, b and c'
     """
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def duration(seconds: float | None) -> str:
@@ -100,7 +92,7 @@ def duration(seconds: float | None) -> str:
     >>> duration(42.4), duration(754), duration(7260)
     ('42 s', '12 min 34 s', '2 h 1 min')
     """
-    if seconds is None or not math.isfinite(seconds):
+    if finite(seconds) is None or seconds is None:
         return NOTHING
     if seconds < 60:
         return f"{seconds:.0f} s"

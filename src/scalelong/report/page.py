@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.atomic import Files, atomic_write
+from . import pictures
 from .blocks import Chart, Intervals, Part
-from .chart_data import chart_data, chart_table
+from .charts import IntervalScale, chart_data, chart_table
 from .comparison import is_comparison, read_comparison
-from .comparison_sections import comparison_part
-from .intervals import IntervalScale
-from .pictures import Album, Budget
-from .read import Notes
-from .run_sections import runs_part
+from .comparison_page import comparison_part
+from .run_page import runs_part
 from .runs import distinct_labels, is_run, read_run
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -43,11 +41,11 @@ class Content:
 
     @property
     def charts(self) -> list[Chart]:
-        return [block for part in self.parts for block in part.blocks() if isinstance(block, Chart)]
+        return [block for part in self.parts for block in part.blocks if isinstance(block, Chart)]
 
     @property
     def intervals(self) -> list[Intervals]:
-        return [block for part in self.parts for block in part.blocks() if isinstance(block, Intervals)]
+        return [block for part in self.parts for block in part.blocks if isinstance(block, Intervals)]
 
 
 def read_content(sources: Sequence[Path]) -> Content:
@@ -56,23 +54,18 @@ def read_content(sources: Sequence[Path]) -> Content:
         check_source(source)
     comparisons = [source for source in sources if is_comparison(source)]
     runs = [source for source in sources if not is_comparison(source)]
-    budget = Budget()
-    parts = [
-        comparison_part(f"c{place}", read_comparison(folder), Album(Notes(), budget))
-        for place, folder in enumerate(comparisons)
-    ]
+    album = pictures.Album(pictures.BUDGET)
+    parts = [comparison_part(read_comparison(one), album).under(f"c{place}") for place, one in enumerate(comparisons)]
     if runs:
-        labels = distinct_labels(runs)
-        read = [read_run(folder, label) for folder, label in zip(runs, labels, strict=True)]
-        part = runs_part("r", read, Album(Notes(), budget))
-        parts = [part, *parts] if not is_comparison(sources[0]) else [*parts, part]
+        part = runs_part(list(map(read_run, runs, distinct_labels(runs))), album).under("r")
+        parts = [*parts, part] if is_comparison(sources[0]) else [part, *parts]
     return Content(parts)
 
 
 def check_source(source: Path) -> None:
     if not source.exists():
         raise NotAReport(f"{source} does not exist: name the folder of a run or of a comparison")
-    if not (source.is_dir() and (is_run(source) or is_comparison(source))):
+    if not (is_run(source) or is_comparison(source)):
         raise NotAReport(
             f"{source} is neither a run nor a comparison: a run's folder holds config.yaml or metrics.jsonl, "
             "a comparison's results.json or comparison.json"
@@ -91,13 +84,13 @@ def render(content: Content, *, live: bool = False) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     style, script = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "chart.js"))
-    charts = [chart_data(chart) for chart in content.charts]
     loader = FileSystemLoader(TEMPLATES)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals.update(scale_of=IntervalScale.of, table_of=chart_table)
+    charts = [chart_data(chart) for chart in content.charts]
     return environment.get_template("page.html").render(
         content=content,
-        title=page_title(content),
+        title=content.parts[0].title if len(content.parts) == 1 else f"{len(content.parts)} reports",
         policy=policy(style, script),
         style=style,
         script=script,
@@ -107,20 +100,13 @@ def render(content: Content, *, live: bool = False) -> str:
     )
 
 
-def page_title(content: Content) -> str:
-    return content.parts[0].title if len(content.parts) == 1 else f"{len(content.parts)} reports"
-
-
 def policy(style: str, script: str) -> str:
     """Nothing is loaded from anywhere, and no code runs but our own script, known by its hash."""
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
     return (
-        f"default-src 'none'; img-src data:; style-src '{digest(style)}'; script-src '{digest(script)}'; "
+        "default-src 'none'; img-src data:; style-src 'sha256-{}'; script-src 'sha256-{}'; "
         "base-uri 'none'; form-action 'none'"
-    )
-
-
-def digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    ).format(*digests)
 
 
 def embedded(value: Any) -> str:

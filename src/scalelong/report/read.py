@@ -1,98 +1,89 @@
-"""Reads the files of runs and comparisons whatever state they are in: what cannot be read is noted, never raised."""
+"""The files of a run as they were written, and how any file is read: what is damaged becomes a warning on the page."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-Json = Mapping[str, Any]
+import yaml
+from pydantic import AfterValidator, AliasChoices, Field, TypeAdapter, ValidationError
 
+T = TypeVar("T")
 
-@dataclass
-class Notes:
-    """What was wrong with the files, for the page to say; each thing once."""
+Points = list[tuple[float, float | None]]
+"""x and y of a series; None where the value is missing or not finite."""
 
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, line: str) -> None:
-        if line not in self.lines:
-            self.lines.append(line)
+Band = list[tuple[float, float, float]]
+"""x, lower and upper end."""
 
 
-def read_text(path: Path, notes: Notes) -> str | None:
-    """The text of a file; None, without a note, where there is none."""
+def finite(value: float | None) -> float | None:
+    """The value; None where it is infinite or not a number."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+Finite = Annotated[float | None, AfterValidator(finite)]
+"""JSON has no infinity and no NaN: the trainer writes them as text, and charts leave a gap."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its 95 % interval; None where it could not be had."""
+
+    value: Annotated[float | None, Field(validation_alias=AliasChoices("value", "difference"))] = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    """Of a paired test, for a difference."""
+    bound: str | None = None
+    """at least or at most, for a speed-up where the curves begin too late to show all of it."""
+
+    @property
+    def known(self) -> bool:
+        return finite(self.value) is not None
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Both ends of the interval; None where one is not known."""
+        if self.low is None or self.high is None or math.isnan(self.low) or math.isnan(self.high):
+            return None
+        return self.low, self.high
+
+
+def read_file(path: Path, parse: Callable[[str], T], missing: T, warnings: list[str]) -> T:
+    """What a file holds; `missing` if there is none, and with a warning if it is damaged."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return parse(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
-        return None
+        return missing
     except OSError as error:
-        notes.add(f"{short(path)} could not be read ({error.strerror or error}).")
-        return None
+        problem = f"could not be read ({error.strerror or error})"
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        problem = f"holds something else than what is written there{f' (at {place})' if place else ''}"
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        problem = f"is broken or half-written ({' '.join(str(error).split())})"
+    warnings.append(f"{short(path)} {problem}.")
+    return missing
 
 
-def read_dict(path: Path, notes: Notes) -> dict[str, Any]:
-    """The object in a JSON file; empty where it is missing, and with a note where it is broken or something else."""
-    return as_dict(read_json(path, notes, lambda content: isinstance(content, Mapping)))
+def read_json(path: Path, kind: type[T], missing: T, warnings: list[str]) -> T:
+    return read_file(path, lambda text: checked(kind, json.loads(text)), missing, warnings)
 
 
-def read_dicts(path: Path, notes: Notes) -> list[dict[str, Any]]:
-    """The objects in a JSON file that holds a list of them; noted as that of `read_dict`."""
-    return as_dicts(read_json(path, notes, is_list_of_dicts))
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def is_list_of_dicts(content: Any) -> bool:
-    return isinstance(content, list) and all(isinstance(item, Mapping) for item in content)
-
-
-def read_json(path: Path, notes: Notes, is_meant: Callable[[Any], bool]) -> Any:
-    text = read_text(path, notes)
-    if text is None:
-        return None
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        notes.add(f"{short(path)} is broken or half-written ({error}).")
-        return None
-    if not is_meant(content):
-        notes.add(f"{short(path)} holds something else than what is written there.")
-    return content
-
-
-def read_yaml(path: Path, notes: Notes) -> dict[str, Any]:
-    """The mapping in a YAML file; empty where there is none."""
-    import yaml
-
-    text = read_text(path, notes)
-    try:
-        content = None if text is None else yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        notes.add(f"{short(path)} is broken or half-written ({' '.join(str(error).split())}).")
-        return {}
-    if text is not None and not isinstance(content, dict):
-        notes.add(f"{short(path)} does not hold settings.")
-    return as_dict(content)
-
-
-def read_lines(path: Path, notes: Notes) -> list[dict[str, Any]]:
-    """The objects of a file with one per line; a last line without its end is still being written, and left out."""
-    text = read_text(path, notes) or ""
-    found, broken = [], 0
-    for line in text.split("\n")[:-1]:
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            content = None
-        if isinstance(content, dict):
-            found.append(content)
-        elif line.strip():
-            broken += 1
-    if broken:
-        notes.add(f"{short(path)} has {broken} broken line{'' if broken == 1 else 's'}, left out here.")
-    return found
+def checked(kind: type[T], content: Any) -> T:
+    """The content as a record; raises ValidationError if it is something else."""
+    return adapter(kind).validate_python(content)
 
 
 def short(path: Path) -> str:
@@ -100,73 +91,125 @@ def short(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def number(value: Any) -> float | None:
-    """A number as it was written; JSON has no infinity and no NaN, so the trainer writes them as text.
-
-    >>> number(2), number("inf"), number("nan"), number(None), number("x")
-    (2.0, inf, nan, None, None)
-    """
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, str) and value.strip().lower().lstrip("+-") not in ("nan", "inf", "infinity"):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def finite(value: Any) -> float | None:
-    """
-    >>> finite(1.5), finite("inf"), finite("nan")
-    (1.5, None, None)
-    """
-    found = number(value)
-    return found if found is not None and math.isfinite(found) else None
-
-
-def whole(value: Any) -> int | None:
-    found = finite(value)
-    return None if found is None else int(found)
-
-
-def as_dict(value: Any) -> dict[str, Any]:
-    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {}
-
-
-def as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def as_dicts(value: Any) -> list[dict[str, Any]]:
-    return [as_dict(item) for item in as_list(value) if isinstance(item, Mapping)]
-
-
-def as_text(value: Any, default: str = "") -> str:
-    """Text on one line, and of a length that a page can show."""
-    if value is None or isinstance(value, Mapping | list | tuple):
-        return default
-    line = " ".join(str(value).split())
-    return line if len(line) <= 2000 else f"{line[:2000]}…"
+def setting(key: str) -> Any:
+    return Field(validation_alias=key)
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A number and its 95 % interval; None where it could not be had."""
+class Config:
+    """The settings of config.yaml, of which the page names some."""
 
-    value: float | None
-    low: float | None = None
-    high: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """All of them by their dotted keys."""
+    name: str = "unknown recipe"
+    description: str = ""
+    seed: int | None = None
+    source: Annotated[str | None, setting("data.source")] = None
+    image_size: Annotated[int | None, setting("data.image_size")] = None
+    channels: Annotated[int | None, setting("data.channels")] = None
+    method: Annotated[str, setting("scaling.method")] = "none"
+    kappa: Annotated[float | None, setting("scaling.kappa")] = None
+    value: Annotated[float | None, setting("scaling.value")] = None
+    where: Annotated[str | None, setting("scaling.where")] = None
+    lr: Annotated[float | None, setting("optim.lr")] = None
+    steps: Annotated[int | None, setting("training.steps")] = None
+    batch_size: Annotated[int | None, setting("training.batch_size")] = None
+    evaluate_every: Annotated[int | None, setting("evaluation.every")] = None
 
-    @classmethod
-    def of(cls, content: Any, value: str = "value") -> Estimate:
-        """
-        >>> Estimate.of({"value": 1.5, "low": 1.2, "high": "inf"})
-        Estimate(value=1.5, low=1.2, high=inf)
-        """
-        found = as_dict(content)
-        return cls(number(found.get(value)), number(found.get("low")), number(found.get("high")))
 
-    @property
-    def known(self) -> bool:
-        return self.value is not None and math.isfinite(self.value)
+def parse_config(text: str) -> Config:
+    flat = flatten(checked(dict[str, Any], yaml.safe_load(text)))
+    return checked(Config, flat | {"settings": flat})
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """
+    >>> flatten({"a": {"b": 1}, "c": [2, 3]})
+    {'a.b': 1, 'c': [2, 3]}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a run was started or resumed with, or a comparison ran in."""
+
+    step: int = 0
+    command: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    platform: str | None = None
+    device: str | None = None
+    processes: int | None = None
+    threads: int | None = None
+    workers: int | None = None
+    precision: str | None = None
+    started: str | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of metrics.jsonl that says what happened."""
+
+    step: int
+    event: str
+    message: str = ""
+    origin: str = ""
+    loss: float | None = None
+    typical: float | None = None
+    deviations: float = 0.0
+    from_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line of metrics.jsonl with the numbers of a step."""
+
+    step: int
+    numbers: dict[str, float]
+
+
+def parse_metrics(text: str, name: str, warnings: list[str]) -> tuple[list[Record], list[Event]]:
+    """The lines of metrics.jsonl; a last line without its end is still being written, and left out."""
+    records: list[Record] = []
+    events: list[Event] = []
+    broken = 0
+    for line in text.split("\n")[:-1]:
+        try:
+            content = json.loads(line)
+            if "event" in content:
+                events.append(checked(Event, content))
+            else:
+                records.append(Record(int(content.pop("step")), checked(dict[str, float], content)))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            broken += bool(line.strip())
+    if broken:
+        warnings.append(f"{name} has {broken} broken line{'' if broken == 1 else 's'}, left out here.")
+    return records, events
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    step: int
+    figures: dict[str, Estimate]
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    """What the figures depend on."""
+    weights: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Kappa:
+    """The advice of kappa.json."""
+
+    kappa: float
+    where: str | None = None
+    band: tuple[Finite, Finite] = (None, None)
+    num_skips: int | None = None
+    sum_of_squares: tuple[Finite, ...] = ()
+    block_gain: float | None = None
+    images: int | None = None
+    reasons: tuple[str, ...] = ()

@@ -1,0 +1,138 @@
+"""Sections that the pages of runs and of comparisons share."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .blocks import Block, Chart, Command, Gallery, Metadata, Section, Series, Table, Text, View
+from .numbers import NOTHING, duration, show
+from .pictures import Album
+from .read import Environment, Kappa
+from .runs import Run
+
+PAPER_BAND = (0.5, 0.95)
+"""The range of κ that the paper recommends for CS."""
+
+VERSIONS = ("scalelong", "python", "torch", "diffusers", "accelerate", "datasets", "numpy")
+
+
+def cs_area(kappa: Kappa | None, count: int) -> Series:
+    """The range of κ^(i−1) for the κ of the advice, or for those of the paper."""
+    low, high = kappa.band if kappa else (None, None)
+    where = "the band measured for this recipe"
+    if low is None or high is None:
+        (low, high), where = PAPER_BAND, "of the paper"
+    band = [(float(index), low ** (index - 1), high ** (index - 1)) for index in range(1, count + 1)]
+    return Series(f"CS with κ from {show(low, 3)} to {show(high, 3)}, {where}", 0, band=band)
+
+
+def coefficient_chart(views: Sequence[View], kappa: Kappa | None, note: str, source: str) -> Chart:
+    count = max(int(x) for view in views for one in view.series for x, _ in one.points)
+    views = [replace(view, area=cs_area(kappa, count)) for view in views]
+    title, x = "Coefficient of each skip (Fig. 7)", "skip, 1 = outermost"
+    return Chart("coef", title, x, "κᵢ", views, note, source, linear=True)
+
+
+def gallery(
+    title: str, grids: Sequence[tuple[Path, str, str]], note: str, album: Album, warnings: list[str]
+) -> list[Gallery]:
+    """The pictures that can be shown, each with a label and a detail; nothing where there are none."""
+    pictures = [album.embed(path, label, detail, warnings) for path, label, detail in grids]
+    shown = [picture for picture in pictures if picture is not None]
+    return [Gallery(title, shown, note)] if shown else []
+
+
+def warnings_section(events: Sequence[tuple[str, str]], warnings: Sequence[str]) -> Section:
+    """What happened in the runs, and what was wrong with the files."""
+    blocks: list[Block] = []
+    if warnings:
+        blocks.append(Text(list(dict.fromkeys(warnings)), "warning"))
+    if events:
+        blocks.append(Table("What happened", ("run", "event"), events, folded=len(events) > 8))
+    nothing = "Nothing unusual: no spikes, skipped steps, rollbacks or diverged runs, and all files could be read."
+    count = len(set(warnings)) + len(events)
+    title = f"Warnings ({count})" if count else "Warnings"
+    return Section("warnings", title, blocks or [Text([nothing], "empty")])
+
+
+def advice_blocks(kappa: Kappa | None, run: Path, target: Path) -> list[Block]:
+    """The advice of kappa.json, or the command that makes it for the recipe of a run."""
+    if kappa is None:
+        text = "No advice was measured here. It takes seconds, from the recipe's own data, schedule and network:"
+        recipe, file = (shlex.quote(str(path)) for path in (run / "config.yaml", target / "kappa.json"))
+        return [Text([text], "empty"), Command("To measure it", f"scalelong kappa {recipe} --json > {file}")]
+    low, high = (show(end, 3) for end in kappa.band)
+    where = ", scaled after the norm" if kappa.where == "after-norm" else ""
+    headline = f"κ = {show(kappa.kappa)} for CS; the band that matches the target's size is {low} to {high}{where}."
+    rows = [
+        ("long skips N", show(kappa.num_skips)),
+        ("Σκᵢ² aimed at", " to ".join(show(end, 3) for end in kappa.sum_of_squares) or NOTHING),
+        ("block gain M₀", show(kappa.block_gain, 3)),
+        ("images measured", show(kappa.images)),
+    ]
+    return [Text([headline, *kappa.reasons], "list"), Metadata("Measured", rows)]
+
+
+def run_metadata(run: Run, title: str = "The run") -> Metadata:
+    """What one would ask first about a run."""
+    config, size = run.config, show(run.config.image_size)
+    model = {key.removeprefix("model."): value for key, value in config.settings.items() if key.startswith("model.")}
+    plain = [f"{key} {show(value)}" for key, value in model.items() if type(value) in (int, float, str)]
+    rows = [
+        ("recipe", config.name),
+        ("description", config.description or NOTHING),
+        ("data", f"{show(config.source)}, {size}×{size} pixels, channels: {show(config.channels)}"),
+        ("network", ", ".join(plain) or NOTHING),
+        ("scaling", run.method),
+        ("steps × batch", f"{show(config.steps)} × {show(config.batch_size)}"),
+        ("learning rate", show(config.lr)),
+        ("seed", show(config.seed)),
+        ("time so far", duration(run.seconds)),
+    ]
+    return Metadata(title, rows)
+
+
+def environment_metadata(environment: Environment) -> Metadata:
+    """Versions and machine."""
+    versions = environment.versions
+    commit = environment.commit and environment.commit[:12] + ", with changes" * environment.commit.endswith("-dirty")
+    rows = [
+        ("versions", ", ".join(f"{name} {versions[name]}" for name in VERSIONS if name in versions) or NOTHING),
+        ("commit", commit),
+        ("platform", environment.platform),
+        ("device", environment.device),
+        ("processes", environment.processes),
+        ("threads", environment.threads),
+        ("workers", environment.workers),
+        ("precision", environment.precision),
+        ("started", environment.started and moment(environment.started)),
+    ]
+    return Metadata("Where it ran", [(name, show(value)) for name, value in rows if value is not None])
+
+
+def moment(value: str | None) -> str:
+    """
+    >>> moment("2026-11-16T16:00:05+00:00"), moment(None)
+    ('2026-11-16 16:00 UTC', '–')
+    """
+    return f"{value[:10]} {value[11:16]} UTC" if value and value.endswith("+00:00") else value or NOTHING
+
+
+def settings_table(runs: Sequence[Run]) -> Table:
+    """Every setting of the first run; of others those that differ."""
+    columns = [{key: setting_text(value) for key, value in run.config.settings.items()} for run in runs]
+    keys = list(dict.fromkeys(key for column in columns for key in column))
+    rows = [(key, *(column.get(key, NOTHING) for column in columns)) for key in keys]
+    if len(runs) > 1:
+        rows = [row for row in rows if len(set(row[1:])) > 1]
+    title = "All settings" if len(runs) == 1 else "Settings that differ"
+    return Table(title, ("setting", *(run.label for run in runs)), rows, folded=True)
+
+
+def setting_text(value: Any) -> str:
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    return ", ".join(map(str, items)) or NOTHING
