@@ -1,6 +1,6 @@
 """Short matched runs over the band: which κ denoises validation images best, with the error of that comparison.
 
-Runs differ in κ only: the same first weights, batches, times and noise. After each round the better half goes on,
+Runs differ in κ only: the same first weights, batches, times and noise. After each round the better half is trained
 twice as long. Early steps mislead: in the paper's Table 4 the reversed CS leads after 5,000 steps (FID 67 against 85)
 and is far behind at the end (12.3 against 6.7).
 """
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
+from ..config.schema import ScalingConfig
 from ..guard.nonfinite import TrainingDiverged
 from ..kappa.advisor import DECIMALS, KappaBand
 from ..kappa.recipe import open_validation
@@ -25,15 +26,17 @@ from ..monitor.readings import with_nulls
 from ..runs import Run, RunError, find_start
 from ..runs.model import load_network
 from ..training import Display, train
-from ..utils.atomic import Files, atomic_write, to_json
+from ..training.validation import Validation
+from .folder import write_json
+from .grid import only_training
 
 WARNING = (
     "early steps mislead: in the paper's Table 4 the reversed scaling leads after 5,000 steps and is far behind at "
     "45,000. Take the probe for a hint, and longer runs for an answer."
 )
 
-# A difference of so many standard errors counts.
 CLEAR = 2.0
+"""A difference of so many standard errors counts."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +104,13 @@ def probe_kappas(
 ) -> Probe:
     """Train the recipe with CS for each κ, first `steps` long (a twentieth of the recipe's), and halve the field.
 
-    The runs are in folders of their own below `folder`, and a probe that was stopped, or killed, goes on.
+    The runs are in folders of their own below `folder`; a probe that was stopped or killed is resumed.
     """
     steps = steps or max(1, config.training.steps // 20)
-    judge, rounds, alive = Judge(config, folder, display), [], list(dict.fromkeys(kappas))
+    validation, rounds, alive = open_validation(config), [], list(dict.fromkeys(kappas))
     while True:
-        losses = {kappa: judge.losses(variant(config, kappa, where, steps)) for kappa in alive}
+        trials = {kappa: variant(config, kappa, where, steps) for kappa in alive}
+        losses = {kappa: trial_losses(trial, folder, validation, display) for kappa, trial in trials.items()}
         rounds.append(tuple(score(losses, steps)))
         better = better_half(rounds[-1])
         if len(alive) <= 2 or len(better) == 1:
@@ -115,7 +119,7 @@ def probe_kappas(
 
 
 def better_half(scores: Sequence[Score]) -> list[float]:
-    """The κ that go on to the next round; none that diverged."""
+    """The κ of the next round; none that diverged."""
     better = [score.kappa for score in scores[: math.ceil(len(scores) / 2)] if not score.diverged]
     if not better:
         tried = ", ".join(str(score.kappa) for score in scores)
@@ -136,58 +140,43 @@ def spread_over(band: KappaBand, recommended: float, count: int = 4) -> list[flo
 
 def variant(config: Config, kappa: float, where: str, steps: int) -> Config:
     """The recipe with CS and that κ, so many steps long, and nothing else on the way."""
-    resolved = config.model_dump(mode="json")
-    resolved["scaling"] = {"method": "cs", "kappa": kappa, "where": where}
-    resolved["training"] |= {"steps": steps, "validate_every": None, "sample_every": None}
-    resolved["training"] |= {"checkpoint_every": steps, "keep_last": 1}
-    return Config.model_validate(resolved, strict=False)
+    scaling = ScalingConfig.model_validate({"method": "cs", "kappa": kappa, "where": where})
+    return only_training(config.model_copy(update={"scaling": scaling}), steps)
 
 
-class Judge:
-    """Trains one variant after another and gives the loss of each validation image, which it keeps beside the run."""
-
-    def __init__(self, config: Config, folder: Path, display: Display | None) -> None:
-        self.validation = open_validation(config)
-        self.folder, self.display = folder, display
-
-    def losses(self, config: Config) -> Tensor:
-        """Shape: (validation images,), float64."""
-        kappa, steps = config.scaling.kappa, config.training.steps
-        run = Run(self.folder / f"kappa-{kappa}")
-        start, kept = find_start(run, config), run.folder / f"validation-{steps}.json"
-        # A run goes on from round to round: what it was in an earlier one is in this file only.
-        if kept.exists():
-            return self._as_losses(json.loads(kept.read_text(encoding="utf-8")))
+def trial_losses(config: Config, folder: Path, validation: Validation, display: Display | None) -> Tensor:
+    """Train one variant, and keep the loss of each validation image beside the run. Shape: (images,), float64."""
+    kappa, steps = config.scaling.kappa, config.training.steps
+    run = Run(folder / f"kappa-{kappa}")
+    start, file = find_start(run, config), run.folder / f"validation-{steps}.json"
+    # A run is resumed from round to round: what it was in an earlier one is in this file only.
+    if not file.exists():
         if start.step > steps:
             raise RunError(f"{run.folder} is at step {start.step}, beyond {steps}: give the probe another --out")
-        if self.display is not None:
-            self.display.note(f"probe: κ = {kappa}, steps {start.step} to {steps}")
-        found = self._trained(config, run)
-        atomic_write(kept, lambda path: Files().write_bytes(path, to_json(found)))
-        return self._as_losses(found)
+        if display is not None:
+            display.note(f"probe: κ = {kappa}, steps {start.step} to {steps}")
+        write_json(file, train_trial(config, run, validation, display))
+    found = json.loads(file.read_bytes())
+    # Nothing is kept of a run that diverged, which counts as an infinite loss.
+    return torch.tensor([math.inf] * len(validation.data) if found is None else found, dtype=torch.float64)
 
-    def _as_losses(self, found: list[float] | None) -> Tensor:
-        """As the file has them: nothing of a run that diverged, which counts as an infinite loss."""
-        if found is None:
-            return torch.full((len(self.validation.data),), torch.inf, dtype=torch.float64)
-        return torch.tensor(found, dtype=torch.float64)
 
-    def _trained(self, config: Config, run: Run) -> list[float] | None:
-        """The losses of the last weights, because averaged ones lag in a short run; None if it diverged."""
-        try:
-            stopped = train(config, run.folder, display=self.display).signal is not None
-        except TrainingDiverged as error:
-            if self.display is not None:
-                self.display.note(f"probe: κ = {config.scaling.kappa}: {error}")
-            return None
-        if stopped:
-            raise KeyboardInterrupt
-        checkpoint = run.checkpoints().latest()
-        assert checkpoint is not None, "a finished run has a checkpoint"
-        model = load_network(config, checkpoint, "raw")
-        self.validation.device = next(model.parameters()).device
-        found = self.validation.losses(model, torch.arange(len(self.validation.data)))
-        return found.tolist() if found.isfinite().all() else None
+def train_trial(config: Config, run: Run, validation: Validation, display: Display | None) -> list[float] | None:
+    """The losses with raw weights, because EMA weights lag in a short run; None if it diverged."""
+    try:
+        stopped = train(config, run.folder, display=display).signal is not None
+    except TrainingDiverged as error:
+        if display is not None:
+            display.note(f"probe: κ = {config.scaling.kappa}: {error}")
+        return None
+    if stopped:
+        raise KeyboardInterrupt
+    checkpoint = run.checkpoints().latest()
+    assert checkpoint is not None, "a finished run has a checkpoint"
+    model = load_network(config, checkpoint, "raw")
+    validation.device = next(model.parameters()).device
+    found = validation.losses(model, torch.arange(len(validation.data)))
+    return found.tolist() if found.isfinite().all() else None
 
 
 def score(losses: dict[float, Tensor], steps: int) -> list[Score]:

@@ -1,0 +1,153 @@
+"""What all commands do alike: end in one line where they fail, show how far they are, print lines and tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+# What fails in every process fails in the first, which speaks at once; the launcher then ends the others.
+FIRST_SPEAKS_SECONDS = 1.0
+SECONDS_BETWEEN_LINES = 10.0
+NOTHING = "–"
+
+Show = Callable[[str, float, int], None]
+"""Called with what is counted, how many of them are done, and of how many."""
+
+
+def is_first_process() -> bool:
+    """Whether this process speaks for all that a launcher may have started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def fail(message: str) -> NoReturn:
+    """End the command with one line on stderr and exit code 2."""
+    line = " ".join(message.split())
+    if not is_first_process():
+        time.sleep(FIRST_SPEAKS_SECONDS)
+        line = f"process {os.environ['RANK']}: {line}"
+    typer.echo(f"error: {line}", err=True)
+    sys.exit(2)
+
+
+@contextmanager
+def user_errors(extra: str = "train") -> Iterator[None]:
+    """For what may fail without a mistake in the program; `extra` is what brings the packages that it imports."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "scalelong":
+            raise
+        fail(f'this command needs {package}: pip install "scalelong[{extra}]"')
+    except (ValueError, ImportError, OSError) as error:
+        fail(str(error))
+    except RuntimeError as error:
+        from ..guard.nonfinite import TrainingDiverged
+        from ..runs import CheckpointError
+
+        if not isinstance(error, CheckpointError | TrainingDiverged):
+            raise
+        fail(str(error))
+
+
+@contextmanager
+def shown_progress() -> Iterator[Show]:
+    """A function to call with what is done, for jobs that resume; Ctrl-C ends them in one line.
+
+    The first process shows a bar in a terminal, plain lines otherwise, on stderr, so that stdout is the result.
+    """
+    try:
+        if not is_first_process():
+            yield lambda what, done, count: None
+        elif Console(stderr=True).is_terminal:
+            with _bars() as show:
+                yield show
+        else:
+            yield _lines()
+    except KeyboardInterrupt:
+        stop()
+
+
+def stop() -> NoReturn:
+    """End a job that was interrupted and that the same command resumes."""
+    if is_first_process():
+        typer.echo("stopped: what is finished is kept, and the same command resumes", err=True)
+    sys.exit(130)
+
+
+@contextmanager
+def _bars() -> Iterator[Show]:
+    """A bar that begins again whenever something else is counted."""
+    numbers = TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}")
+    with Progress(numbers, BarColumn(), TimeRemainingColumn(compact=True), console=Console(stderr=True)) as progress:
+        tasks = {}
+
+        def show(what: str, done: float, count: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=count)
+            progress.update(tasks[what], completed=done, total=count)
+
+        yield show
+
+
+def _lines() -> Show:
+    """A line from time to time."""
+    last = time.monotonic()
+
+    def show(what: str, done: float, count: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            print(f"{int(done)} of {count} {what}", file=sys.stderr, flush=True)
+
+    return show
+
+
+def print_now(line: str) -> None:
+    """A line that is in the file at once, also when the process is killed later."""
+    print(line, file=sys.stdout, flush=True)
+
+
+def print_line(line: str, style: str = "") -> None:
+    """A line that is wrapped in a terminal and left whole in a pipe."""
+    console = Console(highlight=False)
+    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
+
+
+def count(number: int, noun: str) -> str:
+    """
+    >>> count(1, "step"), count(2_000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def make_table(*headers: str, gap: int = 2) -> Table:
+    """A table without lines beside its cells; a header that begins with ">" has its column aligned to the right."""
+    # The box itself puts one space between columns.
+    table = Table(box=SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False)
+    for header in headers:
+        table.add_column(header.removeprefix(">"), justify="right" if header[:1] == ">" else "left", no_wrap=True)
+    return table
+
+
+def natural_width(table: Table) -> int:
+    return Console(width=10_000).measure(table).maximum
+
+
+def print_table(table: Table) -> None:
+    """A table whose cells are never cut, however narrow the terminal."""
+    console = Console(highlight=False)
+    console.width = max(console.width, natural_width(table))
+    console.print(table)
