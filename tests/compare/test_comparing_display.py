@@ -60,12 +60,12 @@ def test_in_a_pipe_a_run_that_ends_is_one_line(progress: Progress, capsys: pytes
 
 
 def quality(label: str, *steps: int) -> dict[str, Any]:
-    """What a table is told of an arm whose distance falls from 100 to 50."""
+    """The part of an arm whose distance falls from 100 to 50."""
     curve = {"name": "FD-EffNet", "steps": steps, "mean": [100.0, 50.0]} if steps else None
     return {"label": label, "fd_curve": curve, "final_fd_raw": None}
 
 
-def test_every_arm_is_told_with_the_steps_of_its_own_evaluations() -> None:
+def test_every_arm_is_shown_with_the_steps_of_its_own_evaluations() -> None:
     arms = [quality("none", 600, 1200), quality("CS", 400, 1200), quality("LS", 600, 1200), quality("norm")]
     assert quality_lines(arms) == [
         "FD-EffNet from step 600 to 1,200: none 100 → 50, LS 100 → 50",

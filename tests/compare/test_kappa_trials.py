@@ -1,4 +1,4 @@
-"""Laws of the κ probe: matched short runs, of which the better half goes on."""
+"""Laws of the κ probe: matched short runs, of which the better half is trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run's end is told: what it diverged of, and how it bears extra noise."""
+"""How a run ended: what it diverged of, and how it bears extra noise."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_event_of_an_oscillation_is_no_reading(finished: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("first", [60.0, 600.0], ids=["shorter", "longer"])
 def test_the_seconds_of_a_run_are_those_of_all_its_sessions(first: float, finished: Path, tmp_path: Path) -> None:
-    """Whether the first lap after it goes on is shorter or longer than all that came before."""
+    """Whether the first lap after it resumes is shorter or longer than all that came before."""
     run = planned()
     shutil.copytree(finished / run.folder, tmp_path / run.folder)
     folder = Run(tmp_path / run.folder)
