@@ -39,14 +39,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_without_extra_noise_the_loss_is_the_runs_own_validation_loss(precision: str, tmp_path: Path) -> None:
-    run = planned(f"training.precision={precision}")
-    folder = tmp_path / run.folder
-    jobs.train_and_measure(folder, run.config)
-    found = read_outcome(folder)
+def test_without_extra_noise_the_loss_is_the_runs_own_validation_loss(
+    precision: str, finished: Path, tmp_path: Path
+) -> None:
+    out, run = finished if precision == "fp32" else tmp_path, planned(f"training.precision={precision}")
+    assert status_of(out / run.folder, run) == "finished"
+    found = read_outcome(out / run.folder)
     assert found is not None and found.noise_losses is not None
     assert len(found.noise_losses) == len(SIGMAS) and SIGMAS[0] == 0
-    last = [line for line in read_metrics(Run(folder).metrics.path) if "validation_loss_ema" in line][-1]
+    last = [line for line in read_metrics(Run(out / run.folder).metrics.path) if "validation_loss_ema" in line][-1]
     assert found.noise_losses[0] == last["validation_loss_ema"]
     assert len(set(found.noise_losses)) == len(SIGMAS), "each σ is measured for itself"
 

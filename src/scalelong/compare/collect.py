@@ -112,7 +112,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
     # The event of an oscillation names a skip too, but is no reading of the monitor.
     readings = [ln for ln in lines if "event" not in ln and any(key.startswith(("skip", "block/")) for key in ln)]
     speeds = [line["images_per_second"] for line in lines if line.get("images_per_second")]
-    name, distances = read_distances(folder, run.config.evaluation)
+    name, distances, raw_distance = read_distances(folder, run.config)
     return RunRecord(
         seed=run.seed,
         folder=str(run.folder),
@@ -120,7 +120,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         outcome=read_outcome(folder),
         losses=Series.of({ln["step"]: float(ln["validation_loss_ema"]) for ln in lines if "validation_loss_ema" in ln}),
         distances=distances,
-        raw_distance=read_raw_distance(folder, run.config),
+        raw_distance=raw_distance,
         distance_name=name,
         oscillation={kind: read_oscillation(readings, f"/{kind}_oscillation") for kind in OSCILLATIONS},
         coefficients=last_coefficients(readings),
@@ -157,22 +157,18 @@ def total_seconds(run: Run, lines: Sequence[Line]) -> float:
     return trained_seconds(times, [start["step"] for start in starts]) or 0.0
 
 
-def read_distances(folder: Path, wanted: EvaluationConfig) -> tuple[str | None, Series]:
-    """The Fréchet distance over the steps, evaluated as the recipe says; of EMA weights if they were."""
-    found = evaluations(folder, wanted)
+def read_distances(folder: Path, config: Config) -> tuple[str | None, Series, float | None]:
+    """The Fréchet distance over the steps, of EMA weights if there are any; and at the end that of raw weights beside
+    them."""
+    found = evaluations(folder, config.evaluation)
     ema = [one for one in found if one.weights == "ema"] or found
     if not ema:
-        return None, Series()
+        return None, Series(), None
     name = distance_of(ema[-1])
     points = sorted((one.step, one.figures[name].value) for one in ema if one.facts == ema[-1].facts)
-    return name, Series.of(dict(points))
-
-
-def read_raw_distance(folder: Path, config: Config) -> float | None:
-    """That of raw weights at the last step, beside EMA weights."""
-    last = [one for one in evaluations(folder, config.evaluation) if one.step == config.training.steps]
-    raw = [one for one in last if one.weights == "raw"]
-    return raw[-1].figures[distance_of(raw[-1])].value if 0 < len(raw) < len(last) else None
+    last = {one.weights: one for one in found if one.step == config.training.steps}
+    raw = last["raw"].figures[name].value if {"raw", "ema"} <= set(last) else None
+    return name, Series.of(dict(points)), raw
 
 
 def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:

@@ -88,15 +88,15 @@ def submit(job: Job, slot: int, threads: int) -> Running:
 def poll(running: Running) -> End | None:
     """How a job ended; None while it runs."""
     code = running.process.exitcode
-    if code in (None, 0):
-        return None if code is None else End("done")
+    if code is None:
+        return None
+    if code == 0:
+        return End("done")
     if code in (STOPPED, -signal.SIGTERM):
         return End("stopped", "its process was told to stop")
-    if code == 1:
-        lines = running.job.log.read_text(errors="replace").split("\n")
-        return End("failed", next((line for line in reversed(lines) if line), "failed"))
-    killed = code < 0
-    return End("lost", f"its process was killed by {signal.Signals(-code).name}" if killed else f"exit code {code}")
+    if code == 1:  # The last line of the log is the error.
+        return End("failed", running.job.log.read_text(errors="replace").strip().rpartition("\n")[2])
+    return End("lost", f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
 
 
 def stop(running: Running) -> None:
