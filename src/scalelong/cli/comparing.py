@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,25 +16,6 @@ from .options import Overrides
 if TYPE_CHECKING:
     from ..compare.grid import Plan
     from ..compare.run import CompareResult
-
-COMPARE = """Train a recipe with several methods from the same start, on the same batches and noise, and compare them.
-
-Runs are shared among the cores. The same command again resumes where it was stopped, and with more seeds or methods
-extends the comparison. Results: results.json, results.csv and curves.csv in the folder. A method may carry options:
-cs:kappa=0.5, ls:ratio=4:activation=elu. The baseline is none, or the first method if none is not among them.
-
-Ctrl-C or SIGTERM: every run is saved, and the exit code is 130 or 143. Exit code 1: a run failed. Exit code 2: the
-comparison could not be made as asked, and one line says why. A run that diverges is a result.
-
-\b
-Examples:
-  scalelong compare digits
-  scalelong compare digits --methods none,cs:kappa=0.5,cs,ls --seeds 8
-  scalelong compare digits --methods none,cs --lr 2e-3,4e-3,8e-3,1.6e-2
-  scalelong compare digits --methods none,ls --depth 6,10,14 --batch 32,128 --steps 1000
-  scalelong compare cifar10-tiny-uvit --set data.source=./cifar10 --dry-run"""
-
-Number = TypeVar("Number", int, float)
 
 
 def compare(
@@ -52,6 +33,23 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="The folder; runs/<recipe>-comparison if not given.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")] = False,
 ) -> None:
+    """Compare methods by matched runs: same start, batches and noise.
+
+    Runs are shared among the cores. The same command again resumes where it was stopped, and with more seeds or methods
+    extends the comparison. Results: results.json, results.csv and curves.csv in the folder. A method may carry options:
+    cs:kappa=0.5, ls:ratio=4:activation=elu. The baseline is none, or the first method if none is not among them.
+
+    Ctrl-C or SIGTERM: every run is saved, and the exit code is 130 or 143. Exit code 1: a run failed. Exit code 2: the
+    comparison could not be made as asked, and one line says why. A run that diverges is a result.
+
+    \b
+    Examples:
+      scalelong compare digits
+      scalelong compare digits --methods none,cs:kappa=0.5,cs,ls --seeds 8
+      scalelong compare digits --methods none,cs --lr 2e-3,4e-3,8e-3,1.6e-2
+      scalelong compare digits --methods none,ls --depth 6,10,14 --batch 32,128 --steps 1000
+      scalelong compare cifar10-tiny-uvit --set data.source=./cifar10 --dry-run
+    """
     command = shlex.join(["scalelong", *sys.argv[1:]])
     with user_errors():
         from ..compare import run
@@ -75,7 +73,7 @@ def compare(
     report(result, command)
 
 
-def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> list[Number]:
+def numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
     """The values of an option that takes several."""
     try:
         return [kind(part) for part in (text or "").split(",") if part.strip()]
