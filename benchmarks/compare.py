@@ -4,7 +4,7 @@
     python benchmarks/compare.py --rounds 4 --steps 200 --json compare.json
 
 Throughput is the steps of all runs over the time from the first step that is reported to the end of the last run: the
-start of Python is not part of it, and evaluations, checkpoints and samples are. One worker and two take turns, in
+start of Python is not part of it; evaluations, checkpoints and samples are. One worker and two take turns, in
 random order within each round, and the ratio is taken within the round. Goal: two workers on two cores ≥ 1.8 times one.
 
 On a machine that others use the clock says little. So the ratio is also given by processor time (Linux): twice the
@@ -24,9 +24,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scalelong.compare import runner
-from scalelong.compare.board import Board, Watcher
-from scalelong.compare.plan import PlannedRun, make_plan
+from scalelong.compare import run
+from scalelong.compare.grid import PlannedRun, make_plan
+from scalelong.compare.progress import Display, Progress
 
 GOAL = 1.8
 
@@ -53,31 +53,43 @@ class Round:
         return 2 * self.two.processor / self.one.processor
 
 
-class Clock(Watcher):
-    """Notes when training began in every worker, and when the last run ended."""
+class Clock(Display):
+    """Takes the time when training began, and when the last run ended."""
 
     def __init__(self) -> None:
         self.first: float | None = None
         self.processor_first = self.processor_last = self.last = 0.0
         self.steps_then = 0
 
-    def update(self, board: Board) -> None:
-        if self.first is None and board.trained:
-            self.first, self.steps_then = time.perf_counter(), board.trained
+    def update(self, progress: Progress) -> None:
+        if self.first is None and progress.trained:
+            self.first, self.steps_then = time.perf_counter(), progress.trained
             self.processor_first = children_seconds()
 
-    def ended(self, board: Board, run: PlannedRun, message: str | None) -> None:
+    def ended(self, progress: Progress, run: PlannedRun, message: str | None) -> None:
         self.last, self.processor_last = time.perf_counter(), children_seconds()
 
 
 def children_seconds() -> float:
-    """Processor time of this process's children so far; NaN where the system does not say."""
+    """Processor time so far of the server of runs, of those that have ended and of those that run; NaN if not known."""
     try:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        fields = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in children]
+        servers = children(os.getpid())
+        ticks = sum(
+            sum(ticks_of(server)) + sum(sum(ticks_of(job)[:2]) for job in children(server)) for server in servers
+        )
     except OSError:
         return math.nan
-    return sum(int(found[11]) + int(found[12]) for found in fields) / os.sysconf("SC_CLK_TCK")
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def ticks_of(process: int) -> list[int]:
+    """User and system time of a process, and of its children that have ended."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return [int(field) for field in fields[11:15]]
 
 
 def main() -> None:
@@ -113,9 +125,9 @@ def measure(workers: int, options: argparse.Namespace) -> Speed:
     plan = make_plan(options.recipe, ["none"], seeds=options.runs, overrides=[f"training.steps={options.steps}"])
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        ending = runner.compare(plan, folder, workers=workers, watcher=clock)
-    if ending.failures or clock.first is None:
-        raise SystemExit(f"the runs failed: {ending.failures}")
+        result = run.compare(plan, folder, workers=workers, display=clock)
+    if result.failures or clock.first is None:
+        raise SystemExit(f"the runs failed: {result.failures}")
     steps = options.steps * options.runs - clock.steps_then
     return Speed(steps / (clock.last - clock.first), steps / (clock.processor_last - clock.processor_first))
 

@@ -31,7 +31,7 @@ from scalelong.guard.nonfinite import TrainingDiverged
 from scalelong.monitor import Diagnosis, SkipMonitor
 from scalelong.runs import read_metrics
 from scalelong.training import train
-from scalelong.training.display import Silent
+from scalelong.training.logger import Silent
 
 LAST = 30
 """The losses by which a run is judged."""

@@ -20,10 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scalelong.compare.bootstrap import bootstrap_interval
-from scalelong.compare.intervals import student_quantile
+from scalelong.compare.intervals import bootstrap_interval, student_quantile
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "comparison"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "compare"))
 from synthetic_runs import NOISES, Setting, measure_rates
 
 SPEEDUPS = (0.7, 1.0, 1.5, 2.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scalelong.compare.plan import Plan, make_plan
+from scalelong.compare.grid import Plan, make_plan
 
 TINY = (
     *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.validation_count=8", "training.batch_size=16"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scalelong.compare.bootstrap import bootstrap_interval
+from scalelong.compare.intervals import bootstrap_interval
 from scalelong.compare.speedup import log_speedup
 
 STEPS = 3200

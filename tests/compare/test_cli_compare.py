@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from scalelong.cli.app import app
 from scalelong.cli.comparing import report
-from scalelong.compare.runner import Ending
+from scalelong.compare.run import CompareResult
 from scalelong.report import read_content, render
 from scalelong.report.comparison import read_comparison
 from scalelong.report.comparison_page import numbers_table
@@ -101,13 +101,13 @@ def test_its_page_shows_what_it_wrote(made: Made) -> None:
 def test_the_exit_code_tells_of_failures_and_signals(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     results = json.loads((made[0] / "results.json").read_text())
     with pytest.raises(SystemExit) as failed:
-        report(Ending(made[0], results, None, {"runs/cs/seed-1": "no space left"}), "scalelong compare digits")
+        report(CompareResult(made[0], results, None, {"runs/cs/seed-1": "no space left"}), "scalelong compare digits")
     said = capsys.readouterr()
     assert failed.value.code == 1 and said.err == "failed: runs/cs/seed-1: no space left\n"
     with pytest.raises(SystemExit) as stopped:
-        report(Ending(made[0], results, signal.SIGTERM, {}), "scalelong compare digits")
+        report(CompareResult(made[0], results, signal.SIGTERM, {}), "scalelong compare digits")
     assert stopped.value.code == 143
-    assert "stopped and saved: 4 of 4 runs done. To go on: scalelong compare digits" in capsys.readouterr().out
+    assert "stopped and saved: 4 of 4 runs done. To resume: scalelong compare digits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

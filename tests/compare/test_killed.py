@@ -21,7 +21,7 @@ def in_processes(*plans: dict[str, Any], timeout: float = 600) -> str:
     command = [sys.executable, str(PROGRAM), json.dumps(plans, default=str)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
-    logs = [path.read_text() for plan in plans for path in Path(plan["out"]).glob("workers.log")]
+    logs = [path.read_text() for plan in plans for path in Path(plan["out"]).glob("logs/*")]
     assert done.returncode == 0, "\n".join([done.stdout, done.stderr, *logs])
     return done.stdout
 

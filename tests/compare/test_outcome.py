@@ -1,4 +1,4 @@
-"""How a run's end is told: what it diverged of, and how it bears extra noise."""
+"""How a run ended: what it diverged of, and how it bears extra noise."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 from comparison_cases import tiny_plan
 
-from scalelong.compare import outcome, worker
+from scalelong.compare import jobs, outcome
 from scalelong.compare.collect import RunRecord, Series, collect
+from scalelong.compare.grid import PlannedRun
 from scalelong.compare.outcome import SIGMAS, Outcome, read_outcome
-from scalelong.compare.plan import PlannedRun
 from scalelong.evaluation import Evaluation, Figure, Plan
 from scalelong.evaluation.results import record
 from scalelong.guard.nonfinite import TrainingDiverged
 from scalelong.runs import Run, read_metrics
 from scalelong.training import Trainer
-from scalelong.training.logger import Silent
 
 AT_ONCE = "optim.warmup_steps=0"
 
@@ -28,22 +27,28 @@ def planned(*more: str, method: str = "cs") -> PlannedRun:
     return tiny_plan(method, seeds=1, more=more).runs[0]
 
 
+def status_of(folder: Path, run: PlannedRun) -> str | None:
+    found = jobs.train_and_measure(folder, run.config)
+    return None if found is None else found.status
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out, run = tmp_path_factory.mktemp("finished"), planned()
-    assert worker.run(run.config, out / run.folder, Silent())["status"] == "finished"
+    assert status_of(out / run.folder, run) == "finished"
     return out
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_without_extra_noise_the_loss_is_the_runs_own_validation_loss(precision: str, tmp_path: Path) -> None:
-    run = planned(f"training.precision={precision}")
-    folder = tmp_path / run.folder
-    worker.run(run.config, folder, Silent())
-    found = read_outcome(folder)
+def test_without_extra_noise_the_loss_is_the_runs_own_validation_loss(
+    precision: str, finished: Path, tmp_path: Path
+) -> None:
+    out, run = finished if precision == "fp32" else tmp_path, planned(f"training.precision={precision}")
+    assert status_of(out / run.folder, run) == "finished"
+    found = read_outcome(out / run.folder)
     assert found is not None and found.noise_losses is not None
     assert len(found.noise_losses) == len(SIGMAS) and SIGMAS[0] == 0
-    last = [line for line in read_metrics(Run(folder).metrics.path) if "validation_loss_ema" in line][-1]
+    last = [line for line in read_metrics(Run(out / run.folder).metrics.path) if "validation_loss_ema" in line][-1]
     assert found.noise_losses[0] == last["validation_loss_ema"]
     assert len(set(found.noise_losses)) == len(SIGMAS), "each σ is measured for itself"
 
@@ -51,7 +56,7 @@ def test_without_extra_noise_the_loss_is_the_runs_own_validation_loss(precision:
 def test_a_run_that_has_ended_is_not_touched_again(finished: Path) -> None:
     run = planned()
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("metrics.jsonl")}
-    assert worker.run(run.config, finished / run.folder, Silent())["status"] == "finished"
+    assert status_of(finished / run.folder, run) == "finished"
     assert before and before == {path: path.stat().st_mtime_ns for path in finished.rglob("metrics.jsonl")}
 
 
@@ -77,7 +82,7 @@ def test_the_event_of_an_oscillation_is_no_reading(finished: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("first", [60.0, 600.0], ids=["shorter", "longer"])
 def test_the_seconds_of_a_run_are_those_of_all_its_sessions(first: float, finished: Path, tmp_path: Path) -> None:
-    """Whether the first lap after it goes on is shorter or longer than all that came before."""
+    """Whether the first lap after it resumes is shorter or longer than all that came before."""
     run = planned()
     shutil.copytree(finished / run.folder, tmp_path / run.folder)
     folder = Run(tmp_path / run.folder)
@@ -92,9 +97,9 @@ def test_the_seconds_of_a_run_are_those_of_all_its_sessions(first: float, finish
 def test_a_run_that_ends_far_above_its_start_or_without_a_number_has_diverged(rate: str, tmp_path: Path) -> None:
     # More skipped steps than there are: the guard lets the run come to its end.
     run = planned(f"optim.lr={rate}", AT_ONCE, "training.max_skipped=20")
-    answer = worker.run(run.config, tmp_path / run.folder, Silent())
-    assert answer["status"] == "diverged"
-    assert answer["message"].startswith("final validation loss") and "untrained" in answer["message"]
+    found = jobs.train_and_measure(tmp_path / run.folder, run.config)
+    assert found is not None and found.status == "diverged" and found.message is not None
+    assert found.message.startswith("final validation loss") and "untrained" in found.message
     collected = collect(tmp_path, run)
     assert collected.final_loss == collected.curve.losses[-1] == float("inf")
     content = (tmp_path / run.folder / outcome.FILE).read_text()
@@ -114,8 +119,9 @@ def test_a_run_that_the_guard_gives_up_has_diverged_with_its_reason(
 
     monkeypatch.setattr(Trainer, "train_step", give_up)
     run = planned()
-    answer = worker.run(run.config, tmp_path / run.folder, Silent())
-    assert answer == {"status": "diverged", "message": "training diverged: the numbers were not finite"}
+    found = jobs.train_and_measure(tmp_path / run.folder, run.config)
+    assert found is not None
+    assert (found.status, found.message) == ("diverged", "training diverged: the numbers were not finite")
     collected = collect(tmp_path, run)
     assert collected.outcome is not None and collected.outcome.step == collected.step == 7
     assert collected.outcome.initial_loss is not None
@@ -152,16 +158,16 @@ def test_a_last_step_that_a_signal_kept_from_being_evaluated_is_evaluated_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Plan] = []
-    monkeypatch.setattr(worker, "evaluate_run", lambda folder, plan: asked.append(plan))
+    monkeypatch.setattr(jobs, "evaluate_run", lambda folder, plan: asked.append(plan))
     wanted = planned("evaluation.every=5", "evaluation.images=20").config
     record(tmp_path, [evaluation(5, 40.0)])
-    worker.evaluate_end(tmp_path, wanted)
+    jobs.evaluate_last_step(tmp_path, wanted)
     assert asked == [Plan(20, ("ema",), wanted.evaluation.network)]
     record(tmp_path, [evaluation(10, 30.0)])
-    worker.evaluate_end(tmp_path, wanted)
+    jobs.evaluate_last_step(tmp_path, wanted)
     both = planned("evaluation.every=5", "evaluation.images=20", "evaluation.weights=both").config
-    worker.evaluate_end(tmp_path, both)
+    jobs.evaluate_last_step(tmp_path, both)
     assert asked[1:] == [Plan(20, ("raw",), wanted.evaluation.network)]
     asked.pop()
-    worker.evaluate_end(tmp_path / "no evaluation asked for", planned().config)
+    jobs.evaluate_last_step(tmp_path / "no evaluation asked for", planned().config)
     assert len(asked) == 1

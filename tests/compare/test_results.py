@@ -10,11 +10,11 @@ from comparison_cases import tiny_plan
 
 from scalelong.compare.collect import RunRecord, Series
 from scalelong.compare.outcome import SIGMAS, Outcome
-from scalelong.compare.results import Circumstances, summarise
+from scalelong.compare.results import Metadata, summarise
 
 STEPS = (2, 4, 6, 8, 10)
 PLAN = tiny_plan("none", "cs", seeds=3)
-AROUND = Circumstances("the same", "then", "now", workers=1, threads=1)
+METADATA = Metadata("the same", "then", "now", workers=1, threads=1)
 
 
 def finished(seed: int, *, loss: float = 1.0, distance: float = 50.0, swing: float = 0.1) -> RunRecord:
@@ -50,7 +50,7 @@ def diverged(seed: int, *readings: float) -> RunRecord:
 def arm_of(*runs: RunRecord) -> dict[str, Any]:
     """What is said of CS, if these are its runs."""
     records = {"none": [finished(seed) for seed in range(3)], "cs": list(runs)}
-    return next(arm for arm in summarise(PLAN, records, AROUND)["arms"] if arm["id"] == "cs")
+    return next(arm for arm in summarise(PLAN, records, METADATA)["arms"] if arm["id"] == "cs")
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_a_difference_is_the_method_minus_the_baseline_so_that_below_0_the_metho
         "none": [finished(seed, **base) for seed in range(3)],
         "cs": [finished(seed, **lower) for seed in range(3)],
     }
-    (pair,) = summarise(PLAN, records, AROUND)["comparisons"]
+    (pair,) = summarise(PLAN, records, METADATA)["comparisons"]
     assert (pair["arm"], pair["baseline"], pair["pairs"]) == ("cs", "none", 3)
     assert pair[key]["low"] < pair[key]["difference"] < pair[key]["high"] < 0
-    swapped = summarise(PLAN, {"none": records["cs"], "cs": records["none"]}, AROUND)["comparisons"][0]
+    swapped = summarise(PLAN, {"none": records["cs"], "cs": records["none"]}, METADATA)["comparisons"][0]
     assert swapped[key]["difference"] == pytest.approx(-pair[key]["difference"])
     assert (pair["verdict"], swapped["verdict"]) == (
         ("faster", "slower") if option == "loss" else ("no difference shown",) * 2

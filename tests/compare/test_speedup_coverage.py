@@ -9,7 +9,7 @@ import torch
 from synthetic_runs import NOISES, NOISY, WAVY, Rates, Setting, draw_runs, measure_rates
 
 from scalelong.compare import Curve, speedup
-from scalelong.compare.bootstrap import bootstrap_interval
+from scalelong.compare.intervals import bootstrap_interval
 from scalelong.compare.speedup import log_speedup
 
 SPEEDUPS = (0.7, 1.0, 1.5, 2.5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scalelong.compare import Speedup
-from scalelong.compare.bootstrap import bootstrap_interval
+from scalelong.compare.intervals import bootstrap_interval
 from scalelong.compare.verdicts import judge, seeds_to_settle
 
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,10 +14,8 @@ from .console import count, fail, print_line, user_errors
 from .options import Overrides
 
 if TYPE_CHECKING:
-    from ..compare.plan import Plan
-    from ..compare.runner import Ending
-
-Number = TypeVar("Number", int, float)
+    from ..compare.grid import Plan
+    from ..compare.run import CompareResult
 
 
 def compare(
@@ -35,12 +33,11 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="The folder; runs/<recipe>-comparison if not given.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")] = False,
 ) -> None:
-    """Train a recipe with several methods, and compare them.
+    """Compare methods by matched runs: same start, batches and noise.
 
-    All start from the same network, and see the same batches and noise. Runs are shared among the cores. The same
-    command again resumes, and with more seeds or methods extends the comparison. Results: results.json, results.csv and
-    curves.csv in the folder. A method may carry options: cs:kappa=0.5, ls:ratio=4:activation=elu. The baseline is none,
-    or the first method if none is not among them.
+    Runs are shared among the cores. The same command again resumes where it was stopped, and with more seeds or methods
+    extends the comparison. Results: results.json, results.csv and curves.csv in the folder. A method may carry options:
+    cs:kappa=0.5, ls:ratio=4:activation=elu. The baseline is none, or the first method if none is not among them.
 
     Ctrl-C or SIGTERM: every run is saved, and the exit code is 130 or 143. Exit code 1: a run failed. Exit code 2: the
     comparison could not be made as asked, and one line says why. A run that diverges is a result.
@@ -55,9 +52,9 @@ def compare(
     """
     command = shlex.join(["scalelong", *sys.argv[1:]])
     with user_errors():
-        from ..compare.plan import make_plan
-        from ..compare.runner import compare as run_comparison
-        from .comparing_display import choose_watcher
+        from ..compare import run
+        from ..compare.grid import make_plan
+        from .comparing_display import choose_display
 
         plan = make_plan(
             recipe,
@@ -72,11 +69,11 @@ def compare(
         if dry_run:
             show_plan(plan, folder, workers)
             return
-        ending = run_comparison(plan, folder, workers=workers, watcher=choose_watcher(), command=command)
-    report(ending, command)
+        result = run.compare(plan, folder, workers=workers, display=choose_display(), command=command)
+    report(result, command)
 
 
-def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> list[Number]:
+def numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
     """The values of an option that takes several."""
     try:
         return [kind(part) for part in (text or "").split(",") if part.strip()]
@@ -85,13 +82,12 @@ def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> lis
 
 
 def show_plan(plan: Plan, folder: Path, workers: int | None) -> None:
-    from ..compare.estimate import estimate_seconds
+    from ..compare import run
     from ..compare.folder import check_plan
-    from ..compare.runner import default_workers
     from ..training.logger import clock
 
     check_plan(folder, plan)
-    used = min(workers or default_workers(), len(plan.runs))
+    used = min(workers or run.default_workers(), len(plan.runs))
     for arm in plan.arms:
         print_line(f"{arm.id}: {arm.label}, {arm.setting}")
     training = plan.arms[0].config.training
@@ -100,24 +96,22 @@ def show_plan(plan: Plan, folder: Path, workers: int | None) -> None:
         f"({', '.join(map(str, plan.seeds))}), {count(plan.steps, 'step')} each; "
         f"validation loss every {training.validate_every}, checkpoint every {training.checkpoint_every}"
     )
-    print_line(f"{count(used, 'worker')}, about {clock(estimate_seconds(plan, used))}, in {folder}")
+    print_line(f"{count(used, 'worker')}, about {clock(run.estimate_seconds(plan, used))}, in {folder}")
 
 
-def report(ending: Ending, command: str) -> None:
-    """The tables, what went wrong, and how to go on; ends the process where the exit code says something."""
-    from .comparing_tables import print_results
+def report(result: CompareResult, command: str) -> None:
+    """The tables, what went wrong, and how to resume; ends the process where the exit code says something."""
+    from .comparing_display import print_results
 
-    print_results(ending.results)
-    for folder, message in ending.failures.items():
-        typer.echo(f"failed: {folder}: {message}", err=True)
-    names = ("results.json", "results.csv", "curves.csv")
-    print_line(f"results: {', '.join(str(ending.folder / name) for name in names)}")
-    if ending.signal is not None:
-        done, total = ending.results["runs_done"], ending.results["runs_total"]
-        print_line(f"stopped and saved: {done} of {count(total, 'run')} done. To go on: {command}")
-        sys.exit(128 + ending.signal)
-    if ending.failures:
-        print_line(
-            f"{count(len(ending.failures), 'run')} failed, see {ending.folder / 'workers.log'}. Again: {command}"
-        )
+    folder, results = result.folder, result.results
+    print_results(results)
+    for run, message in result.failures.items():
+        typer.echo(f"failed: {run}: {message}", err=True)
+    print_line(f"results: {', '.join(str(folder / name) for name in ('results.json', 'results.csv', 'curves.csv'))}")
+    if result.signal is not None:
+        done = f"{results['runs_done']} of {count(results['runs_total'], 'run')} done"
+        print_line(f"stopped and saved: {done}. To resume: {command}")
+        sys.exit(128 + result.signal)
+    if result.failures:
+        print_line(f"{count(len(result.failures), 'run')} failed, see {folder / 'logs'}. To try again: {command}")
         sys.exit(1)

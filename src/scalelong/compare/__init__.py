@@ -1,7 +1,6 @@
 """Matched runs of several methods, and what they show: speed-ups, differences and bands with honest intervals."""
 
-from .bands import Band, confidence_band
-from .curves import Curve
+from .curves import Band, Curve, confidence_band
 from .intervals import Difference, Estimate, mean_interval, paired_difference, proportion_interval
 from .rates import largest_stable_rate, rate_sensitivity
 from .speedup import speedup

@@ -17,13 +17,13 @@ from ..evaluation.results import Evaluation, read_evaluations
 from ..runs import Run, read_metrics
 from ..utils.sessions import trained_seconds
 from .curves import Curve
+from .grid import PlannedRun
 from .outcome import Outcome, read_outcome
-from .plan import PlannedRun
 
 Line = Mapping[str, Any]
 
 END = 0.1
-"""The last tenth of the readings tells the coefficients at the end: those of LS differ from batch to batch."""
+"""The last tenth of the readings gives the coefficients at the end: those of LS differ from batch to batch."""
 OSCILLATIONS = ("feature", "gradient")
 
 
@@ -33,6 +33,14 @@ class Series:
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, points: Mapping[int, float]) -> Series:
+        return cls(tuple(points), tuple(points.values()))
+
+    @property
+    def table(self) -> dict[int, float]:
+        return dict(zip(self.steps, self.values, strict=True))
 
     @property
     def last(self) -> float | None:
@@ -51,7 +59,7 @@ class RunRecord:
     """Validation loss of the EMA weights."""
     distances: Series = Series()
     raw_distance: float | None = None
-    """At the end, of the weights of the last step instead of averaged ones."""
+    """At the end, of the weights of the last step instead of EMA weights."""
     distance_name: str | None = None
     oscillation: dict[str, Series] = field(default_factory=dict)
     """Of features and gradients: the mean of the index over blocks and skips."""
@@ -61,25 +69,33 @@ class RunRecord:
     seconds_per_step: float | None = None
 
     @property
+    def diverged(self) -> bool:
+        return self.outcome is not None and self.outcome.status == "diverged"
+
+    @property
     def curve(self) -> Curve:
         """The validation losses for the statistics; a run that diverged ends with an infinite one."""
         steps, losses = list(self.losses.steps), list(self.losses.values)
-        if self.outcome is not None and self.outcome.status == "diverged":
-            steps, losses = (steps, losses[:-1]) if steps else ([max(1, self.step)], [])
-            losses.append(math.inf)
+        if self.diverged:
+            steps, losses = steps or [max(1, self.step)], [*losses[:-1], math.inf]
         return Curve(tuple(steps), tuple(losses), self.seconds_per_step or 1.0)
 
     @property
     def final_loss(self) -> float:
         """Infinite for a run that diverged."""
-        curve = self.curve
-        return curve.losses[-1] if curve.losses else math.nan
+        losses = self.curve.losses
+        return losses[-1] if losses else math.nan
 
     @property
     def final_distance(self) -> float | None:
         """That of the last step; a run that did not come to it has none."""
         finished = self.outcome is not None and self.outcome.status == "finished"
         return self.distances.last if finished and self.distances.steps[-1:] == (self.step,) else None
+
+    def mean_oscillation(self, kind: str) -> float | None:
+        """The mean of the run's oscillation index; None if it was never read."""
+        values = self.oscillation.get(kind, Series()).values
+        return math.fsum(values) / len(values) if values else None
 
 
 Records = Mapping[str, Sequence[RunRecord]]
@@ -89,113 +105,83 @@ Records = Mapping[str, Sequence[RunRecord]]
 def collect(out: Path, run: PlannedRun) -> RunRecord:
     """Read a run's folder; one that was not begun has nothing."""
     folder = out / run.folder
-    path = Run(folder).metrics.path
-    if not path.is_file():
+    log = Run(folder).metrics.path
+    if not log.is_file():
         return RunRecord(run.seed, str(run.folder))
-    lines = read_metrics(path)
-    readings = [line for line in lines if is_reading(line)]
-    name, distances = read_distances(folder, run.config.evaluation)
+    lines = read_metrics(log)
+    # The event of an oscillation names a skip too, but is no reading of the monitor.
+    readings = [ln for ln in lines if "event" not in ln and any(key.startswith(("skip", "block/")) for key in ln)]
+    speeds = [line["images_per_second"] for line in lines if line.get("images_per_second")]
+    name, distances, raw_distance = read_distances(folder, run.config)
     return RunRecord(
         seed=run.seed,
         folder=str(run.folder),
         step=lines[-1]["step"] if lines else 0,
         outcome=read_outcome(folder),
-        losses=series(lines, "validation_loss_ema"),
+        losses=Series.of({ln["step"]: float(ln["validation_loss_ema"]) for ln in lines if "validation_loss_ema" in ln}),
         distances=distances,
-        raw_distance=read_raw_distance(folder, run.config),
+        raw_distance=raw_distance,
         distance_name=name,
-        oscillation={kind: mean_oscillation(readings, kind) for kind in OSCILLATIONS},
+        oscillation={kind: read_oscillation(readings, f"/{kind}_oscillation") for kind in OSCILLATIONS},
         coefficients=last_coefficients(readings),
         seconds=total_seconds(Run(folder), lines),
-        seconds_per_step=step_seconds(lines, run.arm.batch),
+        # The median over the logged laps: those with an evaluation or a checkpoint in them are the fewer ones.
+        seconds_per_step=run.arm.batch / statistics.median(speeds) if speeds else None,
     )
 
 
-def is_reading(line: Line) -> bool:
-    """Whether a line is the monitor's; the event of an oscillation names a skip too."""
-    return "event" not in line and any(key.startswith(("skip", "block/")) for key in line)
-
-
-def series(lines: Sequence[Line], key: str) -> Series:
-    found = {line["step"]: float(line[key]) for line in lines if key in line}
-    return Series(tuple(found), tuple(found.values()))
-
-
-def read_distances(folder: Path, wanted: EvaluationConfig) -> tuple[str | None, Series]:
-    """The Fréchet distance over the steps, evaluated as the recipe says; of EMA weights if they were."""
-    found = evaluations(folder, wanted)
-    averaged = [one for one in found if one.weights == "ema"] or found
-    same = [one for one in averaged if one.fingerprint == averaged[-1].fingerprint]
-    if not same:
-        return None, Series()
-    name = distance_of(same[-1])
-    assert name is not None, "evaluations without a distance were left out"
-    points = sorted((one.step, one.figures[name].value) for one in same)
-    return name, Series(tuple(step for step, _ in points), tuple(value for _, value in points))
-
-
-def read_raw_distance(folder: Path, config: Config) -> float | None:
-    """That of raw weights at the last step, beside averaged ones."""
-    last = [one for one in evaluations(folder, config.evaluation) if one.step == config.training.steps]
-    raw = [one for one in last if one.weights == "raw"]
-    name = distance_of(raw[-1]) if len(raw) < len(last) and raw else None
-    return None if name is None else raw[-1].figures[name].value
-
-
-def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:
-    """Those of a run with a Fréchet distance of the wanted network and number of images; others are not comparable."""
-    there = read_evaluations(folder) if (folder / EVALUATIONS).is_file() else []
-    # The recipe names a network, a network with its weights, or the path of a file, which is called by its name.
-    names = {wanted.network, wanted.network.partition(":")[0], Path(wanted.network).name}
-    # A run's own evaluations begin with image 0; others were made by hand.
-    own = [one for one in there if one.seed == 0]
-    same = [
-        one for one in own if one.fingerprint.get("network") in names and one.fingerprint.get("images") == wanted.images
-    ]
-    return [one for one in same if distance_of(one)]
-
-
-def evaluated_weights(folder: Path, config: Config) -> set[Any]:
-    """The weights of the last step whose images were evaluated."""
-    return {one.weights for one in evaluations(folder, config.evaluation) if one.step == config.training.steps}
-
-
-def distance_of(one: Evaluation) -> str | None:
-    """The name of an evaluation's Fréchet distance: FID, or FD- and the network."""
-    return next((name for name in one.figures if name == "FID" or name.startswith("FD-")), None)
-
-
-def mean_oscillation(readings: Sequence[Line], kind: str) -> Series:
-    """The oscillation index of features or gradients at each reading, on average over blocks and skips."""
-    ending, found = f"/{kind}_oscillation", {}
+def read_oscillation(readings: Sequence[Line], ending: str) -> Series:
+    """The oscillation index at each reading, on average over blocks and skips."""
+    found = {}
     for line in readings:
         values = [float(value) for key, value in line.items() if key.endswith(ending)]
-        finite = [value for value in values if math.isfinite(value)]
-        if finite:
+        if finite := [value for value in values if math.isfinite(value)]:
             found[line["step"]] = statistics.fmean(finite)
-    return Series(tuple(found), tuple(found.values()))
+    return Series.of(found)
 
 
 def last_coefficients(readings: Sequence[Line]) -> dict[int, float]:
     """κ_i of each skip, on average over the last readings; empty if the skips are not scaled."""
-    last = readings[-max(1, round(END * len(readings))) :]
-    names = sorted({key for line in last for key in line if key.endswith("/coefficient")})
-    found = {}
-    for name in names:
-        values = [float(line[name]) for line in last if name in line]
-        found[int(name.split("/")[0].removeprefix("skip"))] = statistics.fmean(values)
-    return dict(sorted(found.items()))
-
-
-def step_seconds(lines: Sequence[Line], batch: int) -> float | None:
-    """The median over the logged laps: those with an evaluation or a checkpoint in them are the fewer ones."""
-    rates = [line["images_per_second"] for line in lines if line.get("images_per_second")]
-    return batch / statistics.median(rates) if rates else None
+    found: dict[int, list[float]] = {}
+    for line in readings[-max(1, round(END * len(readings))) :]:
+        for key in line:
+            if key.endswith("/coefficient"):
+                found.setdefault(int(key.split("/")[0].removeprefix("skip")), []).append(float(line[key]))
+    return {index: statistics.fmean(values) for index, values in sorted(found.items())}
 
 
 def total_seconds(run: Run, lines: Sequence[Line]) -> float:
     """The time of the training loop, over all sessions of a run."""
-    file = run.environment_file
-    starts = json.loads(file.read_bytes()) if file.is_file() else []
+    starts = json.loads(run.environment_file.read_bytes()) if run.environment_file.is_file() else []
     times = [(line["step"], line["seconds"]) for line in lines if "seconds" in line]
     return trained_seconds(times, [start["step"] for start in starts]) or 0.0
+
+
+def read_distances(folder: Path, config: Config) -> tuple[str | None, Series, float | None]:
+    """The Fréchet distance over the steps, of EMA weights if there are any; and at the end that of raw weights beside
+    them."""
+    found = evaluations(folder, config.evaluation)
+    ema = [one for one in found if one.weights == "ema"] or found
+    if not ema:
+        return None, Series(), None
+    name = distance_of(ema[-1])
+    points = sorted((one.step, one.figures[name].value) for one in ema if one.fingerprint == ema[-1].fingerprint)
+    last = {one.weights: one for one in found if one.step == config.training.steps}
+    raw = last["raw"].figures[name].value if {"raw", "ema"} <= set(last) else None
+    return name, Series.of(dict(points)), raw
+
+
+def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:
+    """Those of a run with a Fréchet distance of the wanted network and number of images; others are not comparable."""
+    if not (folder / EVALUATIONS).is_file():
+        return []
+    # The recipe names a network, a network with its weights, or the path of a file, which is called by its name.
+    names = {wanted.network, wanted.network.partition(":")[0], Path(wanted.network).name}
+    # A run's own evaluations begin with image 0; others were made by hand.
+    own = [one for one in read_evaluations(folder) if one.seed == 0 and one.fingerprint.get("network") in names]
+    return [one for one in own if one.fingerprint.get("images") == wanted.images and distance_of(one)]
+
+
+def distance_of(one: Evaluation) -> str:
+    """The name of an evaluation's Fréchet distance: FID, or FD- and the network; empty if it has none."""
+    return next((name for name in one.figures if name == "FID" or name.startswith("FD-")), "")

@@ -1,13 +1,16 @@
-"""One run's validation loss over training: smoothed, and when it comes down to a given level."""
+"""Validation loss over training: one run smoothed, when it comes down to a level, and the mean of several runs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from .intervals import CONFIDENCE, mean_interval
 
 BANDWIDTH = 0.25
 """Of the smoothing, in the natural logarithm of the step: at step 1000 it reaches from 779 to 1284."""
@@ -84,3 +87,28 @@ def log_steps_to(level: Tensor, steps: Tensor, losses: Tensor) -> Tensor:
     whole = left.abs() + right.abs()
     share = (left.clamp(min=0) + right.clamp(min=0)) / whole.where(whole > 0, 1)
     return x[0] + (share * x.diff()).sum(-1)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Mean over runs at each step and Student's interval of it; None where a run is missing or not finite."""
+
+    steps: tuple[int, ...]
+    mean: tuple[float | None, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+
+
+def confidence_band(curves: Sequence[Curve], confidence: float = CONFIDENCE) -> Band:
+    """The band of runs at every step that one of them was evaluated at; without low and high for a single run.
+
+    Where a run has ended or diverged there is no mean: that of the others would look better than the method is.
+
+    >>> confidence_band([Curve((1, 2), (2.0, 1.0)), Curve((1, 2), (4.0, math.inf))])
+    Band(steps=(1, 2), mean=(3.0, None), low=(-9.7..., None), high=(15.7..., None))
+    """
+    steps = tuple(sorted({step for curve in curves for step in curve.steps}))
+    tables = [dict(zip(curve.steps, curve.losses, strict=True)) for curve in curves]
+    found = [mean_interval([table.get(step, math.nan) for table in tables], confidence) for step in steps]
+    mean, low, high = (tuple(getattr(one, name) for one in found) for name in ("value", "low", "high"))
+    return Band(steps, mean, low, high)

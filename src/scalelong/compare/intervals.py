@@ -1,4 +1,4 @@
-"""Intervals for a few numbers: means and differences over seeds, and shares of runs."""
+"""Intervals for a few numbers: means and differences over seeds, shares of runs, and a bootstrap for skewed values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+from scipy import special
+from torch import Tensor
+
 CONFIDENCE = 0.95
 """Of the intervals of a comparison."""
+
+RESAMPLES = 2000
+"""Of the bootstrap; each is used twice: as it is, and mirrored."""
+BLOCK = 64
+"""Rows that are resampled at a time, to bound the memory."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Difference(Estimate):
     p: float | None = None
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """The mean with Student's interval; no interval for one value, and nothing if one of them is not finite.
 
     >>> mean_interval([1.0, 2.0, 3.0])
@@ -43,7 +52,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate
     return Estimate(mean, mean - half, mean + half)
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> Difference:
+def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Difference:
     """How much the first are above the second, pair by pair.
 
     >>> paired_difference([1.0, 2.0, 3.0], [0.5, 1.0, 2.5])
@@ -62,69 +71,78 @@ def student_p(values: Sequence[float]) -> float:
     mean, error = abs(statistics.mean(values)), standard_error(values)
     if error == 0:
         return 0.0 if mean else 1.0
-    return max(0.0, 1 - student_within(mean / error, len(values) - 1))
+    return 2 * float(special.stdtr(len(values) - 1, -mean / error))
+
+
+def student_quantile(confidence: float, freedom: int) -> float:
+    """The t within which |T| lies with that chance.
+
+    >>> student_quantile(0.95, 4)
+    2.776...
+    """
+    return float(special.stdtrit(freedom, (1 + confidence) / 2))
 
 
 def standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def proportion_interval(count: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
+def proportion_interval(count: int, of: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Wilson's interval of a share; it stays within 0 and 1, and says something of 0 of 5 as well.
 
     >>> proportion_interval(0, 5)
     (0.0, 0.43...)
     """
+    from scipy.stats import binomtest  # Takes most of a second to import.
+
     if not 0 <= count <= of:
         raise ValueError(f"a share is a count between 0 and the total, not {count} of {of}")
     if of == 0:
         return 0.0, 1.0
-    z2 = statistics.NormalDist().inv_cdf((1 + confidence) / 2) ** 2
-    centre = (count + z2 / 2) / (of + z2)
-    half = math.sqrt(z2 * (count * (of - count) / of + z2 / 4)) / (of + z2)
-    return max(0.0, centre - half) if count else 0.0, min(1.0, centre + half) if count < of else 1.0
+    found = binomtest(count, of).proportion_ci(confidence, method="wilson")
+    return float(found.low), float(found.high)
 
 
-def student_within(t: float, freedom: int) -> float:
-    """Chance that |T| ≤ t for Student's T: the finite sums for whole degrees of freedom.
+def bootstrap_interval(values: Tensor, confidence: float = CONFIDENCE) -> tuple[Tensor, Tensor]:
+    """Low and high end for the mean, by a smoothed bootstrap of Student's t. Shape: (..., n) → (...), (...); n ≥ 2.
 
-    >>> student_within(1.0, 1)
-    0.5
+    It covers as often as it says even with three values. The usual percentile interval misses far too often: of 95 %,
+    75 are left with three values and 84 with five. Two things mend it. What is resampled is the error of a mean in
+    standard errors of its own resample, so that not knowing the spread counts too. And each resampled value gets
+    Gaussian noise, or else three values would often be thrice the same; with more values there is less noise, and more
+    of their own skewness.
+
+    The resamples are always the same, the order of values does not matter, and that of −x is the mirrored one.
+
+    >>> [round(end.item(), 1) for end in bootstrap_interval(torch.tensor([1.0, 2.0, 3.0, 4.0, 9.0]))]
+    [0.6, 8.6]
     """
-    angle = math.atan2(t, math.sqrt(freedom))
-    odd = freedom % 2
-    total, term = 0.0, math.cos(angle) if odd else 1.0
-    for k in range(2 + odd, freedom + 1, 2):
-        total += term
-        term *= (k - 1) / k * math.cos(angle) ** 2
-    inner = math.sin(angle) * total
-    return 2 / math.pi * (angle + inner) if odd else inner
+    count, x = values.shape[-1], values.double().sort(dim=-1).values
+    mean, spread = x.mean(-1), x.std(-1)
+    standard = (x - mean[..., None]) / spread.where(spread > 0, 1)[..., None]
+    tails = torch.cat([t_tails(rows, confidence) for rows in standard.reshape(-1, count).split(BLOCK)])
+    low, high = (mean[..., None] - tails.view(*mean.shape, 2) * (spread / math.sqrt(count))[..., None]).unbind(-1)
+    return low, high
 
 
-@lru_cache(maxsize=1024)
-def student_quantile(confidence: float, freedom: int) -> float:
-    """The t within which |T| lies with that chance, by halving.
+def t_tails(rows: Tensor, confidence: float) -> Tensor:
+    """The upper and the lower end of the resampled values of t. Shape: (R, n), sorted → (R, 2)."""
+    index, noise = resamples(rows.shape[-1])
+    resampled = rows[:, index] + noise
+    t = resampled.mean(-1) / resampled.std(-1) * math.sqrt(rows.shape[-1])
+    outside = max(1, round((1 - confidence) / 2 * t.shape[-1]))
+    ordered = t.sort(dim=-1).values
+    return torch.stack([ordered[:, -outside], ordered[:, outside - 1]], dim=-1)
 
-    >>> student_quantile(0.95, 4)
-    2.776...
+
+@lru_cache(maxsize=16)
+def resamples(count: int) -> tuple[Tensor, Tensor]:
+    """Which of the sorted values are taken, and the noise that each gets. Shape: (2 · RESAMPLES, n) both.
+
+    The second half mirrors the first: what is true of x is then true of −x exactly.
     """
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        inside = student_within(math.tan(middle), freedom) < confidence
-        low, high = (middle, high) if inside else (low, middle)
-    return math.tan(low)
-
-
-def as_dict(found: Estimate) -> dict[str, float | None]:
-    """As results.json has it."""
-    return {"value": found.value, "low": found.low, "high": found.high}
-
-
-def columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:
-    """Several side by side, as results.json has curves."""
-    return {
-        "mean": [one.value for one in found],
-        "low": [one.low for one in found],
-        "high": [one.high for one in found],
-    }
+    generator = torch.Generator().manual_seed(count)
+    index = torch.randint(count, (RESAMPLES, count), generator=generator)
+    noise = torch.randn(RESAMPLES, count, generator=generator, dtype=torch.float64)
+    width = 1.06 * count**-0.2  # of a kernel estimate of a normal density (Silverman's rule), in standard deviations
+    return torch.cat([index, count - 1 - index]), width * torch.cat([noise, -noise])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config, build_model
-from ..monitor.readings import with_nulls
 from ..runs import Run, read_metrics
 from ..runs.model import load_network
 from ..training.validation import Validation, open_validation
-from ..utils.atomic import Files, atomic_write, to_json
 from ..utils.rng import keyed_generator
+from .folder import write_json
 
 FILE = "outcome.json"
 
@@ -40,7 +38,7 @@ class Outcome:
     noise_losses: tuple[float | None, ...] | None = None
 
 
-class Disturbed(nn.Module):
+class NoisyInput(nn.Module):
     """A network whose input gets Gaussian noise of its own: x_t' = x_t + σ·δ (the paper's Section 3.3)."""
 
     def __init__(self, network: nn.Module, sigma: float, seed: int) -> None:
@@ -53,46 +51,36 @@ class Disturbed(nn.Module):
         return self.network(x + self.sigma * extra, *args, **kwargs)
 
 
-def judge(folder: Path, config: Config) -> Outcome:
-    """The outcome of a run that reached its last step."""
+def measure_outcome(folder: Path, config: Config, diverged: str | None = None) -> Outcome:
+    """The outcome of a run that reached its last step, or that the guard gave up for the reason `diverged`."""
     validation = open_validation(config)
-    initial = untrained_loss(config, validation)
-    final = last_losses(folder)
-    worst = max(final, key=lambda loss: math.inf if math.isnan(loss) else loss, default=math.nan)
+    initial = validation.loss(build_model(config).to(validation.device))
+    if diverged is not None:
+        return Outcome("diverged", Run(folder).metrics.last_step(), diverged, initial)
+    worst = last_loss(folder)
     if not worst <= FAR_ABOVE * initial:
         message = f"final validation loss {worst:.4g}, untrained {initial:.4g}"
         return Outcome("diverged", config.training.steps, message, initial)
     return Outcome("finished", config.training.steps, None, initial, noise_losses(folder, config, validation))
 
 
-def broken(config: Config, step: int, message: str) -> Outcome:
-    """The outcome of a run that the guard gave up."""
-    return Outcome("diverged", step, message, untrained_loss(config, open_validation(config)))
-
-
-def untrained_loss(config: Config, validation: Validation) -> float:
-    return validation.loss(build_model(config).to(validation.device))
-
-
-def noise_losses(
-    folder: Path, config: Config, validation: Validation, sigmas: Sequence[float] = SIGMAS
-) -> tuple[float, ...]:
+def noise_losses(folder: Path, config: Config, validation: Validation) -> tuple[float, ...]:
     """The validation loss of the EMA weights when the noised images get extra noise; the same δ for every σ."""
     checkpoint = Run(folder).checkpoints().latest()
     assert checkpoint is not None, "a run that ended has a checkpoint"
     network = load_network(config, checkpoint, "ema")
-    return tuple(validation.loss(Disturbed(network, sigma, config.seed)) for sigma in sigmas)
+    return tuple(validation.loss(NoisyInput(network, sigma, config.seed)) for sigma in SIGMAS)
 
 
-def last_losses(folder: Path) -> list[float]:
-    """The last validation losses, of the weights and of their average."""
+def last_loss(folder: Path) -> float:
+    """The larger of the last validation losses of the weights and of their EMA; NaN if one of them is."""
     lines = [line for line in read_metrics(Run(folder).metrics.path) if "validation_loss" in line]
-    return [float(lines[-1][key]) for key in ("validation_loss", "validation_loss_ema")] if lines else []
+    found = [float(lines[-1][key]) for key in ("validation_loss", "validation_loss_ema")] if lines else [math.nan]
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
-    content = to_json(with_nulls(asdict(outcome)))
-    atomic_write(folder / FILE, lambda temporary: Files().write_bytes(temporary, content))
+    write_json(folder / FILE, asdict(outcome))
 
 
 def read_outcome(folder: Path) -> Outcome | None:

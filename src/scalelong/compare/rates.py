@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from .intervals import Estimate, mean_interval
+from .intervals import CONFIDENCE, Estimate, mean_interval
 
 
 def rate_sensitivity(
-    rates: Sequence[float], losses: Sequence[Sequence[float]], initial_loss: float, confidence: float = 0.95
+    rates: Sequence[float], losses: Sequence[Sequence[float]], initial_loss: float, confidence: float = CONFIDENCE
 ) -> Estimate:
     """The loss that one gives away, on average over the rates, by not knowing the best; the interval is over seeds.
 
@@ -21,7 +21,9 @@ def rate_sensitivity(
     Estimate(value=0.33..., low=None, high=None)
     """
     check_table(rates, losses)
-    sweeps = zip(*([cap(loss, initial_loss) for loss in of_rate] for of_rate in losses), strict=True)
+    # A loss that is not a number compares as false, and so counts as that at initialisation.
+    capped = ([loss if loss < initial_loss else initial_loss for loss in of_rate] for of_rate in losses)
+    sweeps = zip(*capped, strict=True)
     found = mean_interval([fmean(sweep) - min(sweep) for sweep in sweeps], confidence)
     return Estimate(found.value, None if found.low is None else max(0.0, found.low), found.high)
 
@@ -51,11 +53,6 @@ def largest_stable_rate(
             break
         stable = rate
     return stable
-
-
-def cap(loss: float, initial_loss: float) -> float:
-    """The loss, or that at initialisation where it is above it or not a number."""
-    return min(loss, initial_loss) if loss == loss else initial_loss
 
 
 def check_table(rates: Sequence[float], losses: Sequence[Sequence[float]]) -> None:

@@ -1,33 +1,38 @@
-"""From the runs of a comparison to what they show: one JSON-ready table, rewritten whenever a run ends."""
+"""From the runs of a comparison to what they show: results.json and two CSV files, rewritten whenever a run ends."""
 
 from __future__ import annotations
 
+import csv
 import math
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..monitor.readings import with_nulls
 from ..runs.run_dir import git_commit, versions
-from .bands import confidence_band
+from ..utils.atomic import atomic_write
 from .collect import OSCILLATIONS, Records, RunRecord, Series
-from .curves import Curve
-from .intervals import CONFIDENCE, as_dict, columns, mean_interval, paired_difference, proportion_interval
+from .curves import Curve, confidence_band
+from .folder import write_json
+from .grid import Arm, Plan
+from .intervals import CONFIDENCE, Estimate, mean_interval, paired_difference, proportion_interval
 from .outcome import SIGMAS
-from .plan import Arm, Plan
+from .rates import largest_stable_rate, rate_sensitivity
 from .speedup import speedup
-from .sweeps import describe_rates, initial_loss
 from .verdicts import Speedup
 
 FILE = "results.json"
 VERSION = 1
 
+OF_ARM = ("label", "method", "lr", "depth", "batch")
+OF_RUN = ("seed", "status", "step", "seconds", "seconds_per_step", "final_loss", "final_fd", "message", "folder")
+
 
 @dataclass(frozen=True)
-class Circumstances:
+class Metadata:
     """What is known of a comparison besides its runs' folders."""
 
     command: str
@@ -37,65 +42,85 @@ class Circumstances:
     threads: int
     active: frozenset[str] = frozenset()
     """The folders of runs that are being trained."""
-    failures: tuple[tuple[str, str], ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
     """The folders of runs that failed, and why."""
-    warnings: tuple[str, ...] = ()
-    parameters: tuple[tuple[str, int], ...] = ()
+    warnings: Sequence[str] = ()
+    parameters: Mapping[str, int] = field(default_factory=dict)
     """Of each arm."""
 
 
-def summarise(plan: Plan, records: Records, around: Circumstances) -> dict[str, Any]:
+def write_results(folder: Path, results: Mapping[str, Any]) -> None:
+    """results.json; results.csv, one row for each run; curves.csv, one row for each number of a curve."""
+    write_json(folder / FILE, results)
+    runs = [(arm, run) for arm in results["arms"] for run in arm["runs"]]
+    rows = ([arm["id"], *(arm[key] for key in OF_ARM), *(run[key] for key in OF_RUN)] for arm, run in runs)
+    write_rows(folder / "results.csv", ("arm", *OF_ARM, *OF_RUN), rows)
+    write_rows(folder / "curves.csv", ("arm", "seed", "curve", "step", "value"), curve_rows(results))
+
+
+def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    def write(temporary: Path) -> None:
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([header, *rows])
+
+    atomic_write(path, write)
+
+
+def curve_rows(results: Mapping[str, Any]) -> Iterator[list[Any]]:
+    for arm in results["arms"]:
+        for curve in filter(None, (arm["loss_curve"], arm["fd_curve"])):
+            name = curve.get("name", "validation loss")
+            for run, values in zip(arm["runs"], curve["runs"], strict=True):
+                points = zip(curve["steps"], values, strict=True)
+                yield from ([arm["id"], run["seed"], name, step, value] for step, value in points if value is not None)
+
+
+def summarise(plan: Plan, records: Records, metadata: Metadata) -> dict[str, Any]:
     """Everything in results.json; what cannot be had is null."""
-    arms = [describe_arm(arm, records[arm.id], around) for arm in plan.arms]
-    done = sum(run["status"] in ("finished", "diverged") for arm in arms for run in arm["runs"])
+    arms = [describe_arm(arm, records[arm.id], metadata) for arm in plan.arms]
+    statuses = [run["status"] for arm in arms for run in arm["runs"]]
     content = {
         "version": VERSION,
         "recipe": plan.recipe,
         "description": plan.arms[0].config.description,
-        "command": around.command,
-        "created": around.created,
-        "updated": around.updated,
-        "status": overall_status(arms),
-        "runs_done": done,
+        "command": metadata.command,
+        "created": metadata.created,
+        "updated": metadata.updated,
+        "status": overall_status(set(statuses)),
+        "runs_done": sum(status in ("finished", "diverged") for status in statuses),
         "runs_total": len(plan.runs),
-        "environment": environment(around),
+        "environment": {**software(), "threads": metadata.threads, "workers": metadata.workers},
         "steps": plan.steps,
         "baseline": plan.baseline.id,
         "confidence": CONFIDENCE,
-        "parameters": dict(around.parameters),
+        "parameters": metadata.parameters,
         "arms": arms,
         "comparisons": [describe_pair(arm, base, records) for arm, base in plan.pairs()],
         "rate_sensitivity": describe_rates(plan, records),
-        "warnings": [*around.warnings, *cautions(plan, records)],
+        "warnings": [*metadata.warnings, *cautions(plan, records)],
     }
     return with_nulls(content)
 
 
-def overall_status(arms: Sequence[Mapping[str, Any]]) -> str:
+def overall_status(statuses: set[str]) -> str:
     """finished, running, or incomplete where all that is missing has failed."""
-    states = {run["status"] for arm in arms for run in arm["runs"]}
-    if states <= {"finished", "diverged"}:
+    if statuses <= {"finished", "diverged"}:
         return "finished"
-    return "incomplete" if states <= {"finished", "diverged", "failed"} else "running"
-
-
-def environment(around: Circumstances) -> dict[str, Any]:
-    return {**software(), "threads": around.threads, "workers": around.workers}
+    return "incomplete" if statuses <= {"finished", "diverged", "failed"} else "running"
 
 
 @cache
 def software() -> dict[str, Any]:
-    return {
-        "versions": {"python": platform.python_version(), **versions()},
-        "commit": git_commit(Path(__file__).parent),
-        "platform": platform.platform(),
-    }
+    commit = git_commit(Path(__file__).parent)
+    python = {"python": platform.python_version(), **versions()}
+    return {"versions": python, "commit": commit, "platform": platform.platform()}
 
 
-def describe_arm(arm: Arm, runs: Sequence[RunRecord], around: Circumstances) -> dict[str, Any]:
-    diverged = [run for run in runs if run.outcome is not None and run.outcome.status == "diverged"]
+def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> dict[str, Any]:
     ended = [run for run in runs if run.outcome is not None]
-    low, high = proportion_interval(len(diverged), len(ended))
+    diverged = sum(run.diverged for run in ended)
+    low, high = proportion_interval(diverged, len(ended))
+    name = next((run.distance_name for run in runs if run.distance_name), None)
     return {
         "id": arm.id,
         "label": arm.label,
@@ -109,105 +134,84 @@ def describe_arm(arm: Arm, runs: Sequence[RunRecord], around: Circumstances) -> 
         "final_loss": as_dict(mean_interval([run.final_loss for run in ended])),
         "final_fd": mean_of_all([run.final_distance for run in ended]),
         "final_fd_raw": mean_of_all([run.raw_distance for run in ended]),
-        "runs": [describe_run(run, around) for run in runs],
+        "runs": [describe_run(run, metadata) for run in runs],
         "loss_curve": describe_curves([run.losses for run in runs]),
-        "fd_curve": describe_distances(runs),
-        "oscillation": {kind: mean_of_all([oscillation_of(run, kind) for run in ended]) for kind in OSCILLATIONS},
+        "fd_curve": name and {"name": name, **describe_curves([run.distances for run in runs])},
+        "oscillation": {kind: mean_of_all([run.mean_oscillation(kind) for run in ended]) for kind in OSCILLATIONS},
         "oscillation_curve": describe_oscillation(runs),
-        "diverged": {"count": len(diverged), "of": len(ended), "low": low, "high": high},
+        "diverged": {"count": diverged, "of": len(ended), "low": low, "high": high},
         "coefficients": describe_coefficients(runs),
         "noise_robustness": describe_noise(ended),
     }
 
 
-def describe_run(run: RunRecord, around: Circumstances) -> dict[str, Any]:
+def describe_run(run: RunRecord, metadata: Metadata) -> dict[str, Any]:
+    failure = metadata.failures.get(run.folder)
+    begun = "running" if run.folder in metadata.active or run.step else "pending"
+    status, message = ("failed" if failure else begun), failure
+    if run.outcome is not None:
+        status, message = run.outcome.status, run.outcome.message
     return {
         "seed": run.seed,
         "folder": run.folder,
-        "status": status_of(run, around),
+        "status": status,
         "step": run.step,
         "seconds": run.seconds,
         "seconds_per_step": run.seconds_per_step,
-        "final_loss": run.final_loss if run.outcome is not None and math.isfinite(run.final_loss) else None,
+        "final_loss": run.final_loss if run.outcome is not None else None,
         "final_fd": run.final_distance,
-        "message": run.outcome.message if run.outcome is not None else dict(around.failures).get(run.folder),
+        "message": message,
     }
 
 
-def status_of(run: RunRecord, around: Circumstances) -> str:
-    if run.outcome is not None:
-        return run.outcome.status
-    if run.folder in dict(around.failures):
-        return "failed"
-    return "running" if run.folder in around.active or run.step else "pending"
-
-
-def describe_curves(runs: Sequence[Series], name: str | None = None) -> dict[str, Any]:
+def describe_curves(runs: Sequence[Series]) -> dict[str, Any]:
     """Every run's curve on the steps of all of them, and the band of their mean."""
     band = confidence_band([Curve(run.steps, run.values) for run in runs], CONFIDENCE)
-    tables = [dict(zip(run.steps, run.values, strict=True)) for run in runs]
-    rows = [[table.get(step) for step in band.steps] for table in tables]
-    curves = {"steps": band.steps, "mean": band.mean, "low": band.low, "high": band.high, "runs": rows}
-    return curves if name is None else {"name": name, **curves}
-
-
-def describe_distances(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
-    name = next((run.distance_name for run in runs if run.distance_name), None)
-    return None if name is None else describe_curves([run.distances for run in runs], name)
-
-
-def mean_of_all(values: Sequence[float | None]) -> dict[str, Any] | None:
-    """The mean over runs that ended, with its interval; None if one has no value: without it the mean would flatter."""
-    found = [value for value in values if value is not None]
-    return as_dict(mean_interval(found)) if found and len(found) == len(values) else None
+    rows = [[run.table.get(step) for step in band.steps] for run in runs]
+    return {"steps": band.steps, "mean": band.mean, "low": band.low, "high": band.high, "runs": rows}
 
 
 def describe_oscillation(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     """The mean at each reading that all runs have which were read at all; one that diverged ends it for the others."""
-    tables = {kind: [readings for run in runs if (readings := readings_of(run, kind))] for kind in OSCILLATIONS}
+    tables = {
+        kind: [series.table for run in runs if (series := run.oscillation.get(kind, Series())).steps]
+        for kind in OSCILLATIONS
+    }
     every = [set(table) for many in tables.values() for table in many]
     steps = sorted(set.intersection(*every)) if all(tables.values()) else []
-    if not steps:
-        return None
     means = {kind: [math.fsum(t[s] for t in many) / len(many) for s in steps] for kind, many in tables.items()}
-    return {"steps": steps, **means}
-
-
-def readings_of(run: RunRecord, kind: str) -> dict[int, float]:
-    """The oscillation index by step."""
-    found = run.oscillation.get(kind, Series())
-    return dict(zip(found.steps, found.values, strict=True))
+    return {"steps": steps, **means} if steps else None
 
 
 def describe_coefficients(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     indices = sorted({index for run in runs for index in run.coefficients})
-    if not indices:
-        return None
     found = [mean_interval([run.coefficients[i] for run in runs if i in run.coefficients]) for i in indices]
-    return {"index": indices, **columns(found)}
+    return {"index": indices, **columns(found)} if indices else None
 
 
-def describe_noise(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+def describe_noise(ended: Sequence[RunRecord]) -> dict[str, Any] | None:
     """Over all runs that ended: one that diverged was not measured, and the mean of the others would flatter."""
-    rows = [run.outcome.noise_losses for run in runs if run.outcome is not None and run.outcome.noise_losses]
-    if not rows or len(rows) < len(runs):
+    rows = [run.outcome.noise_losses for run in ended if run.outcome is not None and run.outcome.noise_losses]
+    if not rows or len(rows) < len(ended):
         return None
     found = [mean_interval([math.nan if x is None else x for x in column]) for column in zip(*rows, strict=True)]
-    return {"sigma": list(SIGMAS), **columns(found)}
+    return {"sigma": SIGMAS, **columns(found)}
 
 
 def describe_pair(arm: Arm, base: Arm, records: Records) -> dict[str, Any]:
     """The method against the baseline, over the seeds of which both runs have ended."""
     both = zip(records[base.id], records[arm.id], strict=True)
     pairs = [(b, m) for b, m in both if b.outcome is not None and m.outcome is not None]
-    steps, seconds = (compare_curves(pairs, clock) for clock in ("steps", "seconds"))
+    bases, methods = [b.curve for b, _ in pairs], [m.curve for _, m in pairs]
+    steps = speedup(bases, methods, clock="steps", confidence=CONFIDENCE)
+    seconds = speedup(bases, methods, clock="seconds", confidence=CONFIDENCE)
     return {
         "arm": arm.id,
         "baseline": base.id,
         "setting": arm.setting,
         "pairs": len(pairs),
-        "speedup_steps": factor(steps),
-        "speedup_seconds": factor(seconds),
+        "speedup_steps": describe_speedup(steps),
+        "speedup_seconds": describe_speedup(seconds),
         "verdict": steps.verdict,
         "sentence": steps.sentence(arm.label, base.label),
         "verdict_seconds": seconds.verdict,
@@ -215,19 +219,14 @@ def describe_pair(arm: Arm, base: Arm, records: Records) -> dict[str, Any]:
         "more_seeds": steps.more_seeds,
         "final_loss": difference([(m.final_loss, b.final_loss) for b, m in pairs]),
         "final_fd": difference([(m.final_distance, b.final_distance) for b, m in pairs]),
-        "oscillation": difference([(oscillation_of(m, "feature"), oscillation_of(b, "feature")) for b, m in pairs]),
+        "oscillation": difference([(m.mean_oscillation("feature"), b.mean_oscillation("feature")) for b, m in pairs]),
     }
 
 
-def compare_curves(pairs: Sequence[tuple[RunRecord, RunRecord]], clock: Any) -> Speedup:
-    curves = [base.curve for base, _ in pairs], [method.curve for _, method in pairs]
-    return speedup(*curves, clock=clock, confidence=CONFIDENCE)
-
-
-def oscillation_of(run: RunRecord, kind: str) -> float | None:
-    """The mean of a run's oscillation index; None if it was never read."""
-    values = readings_of(run, kind).values()
-    return math.fsum(values) / len(values) if values else None
+def describe_speedup(found: Speedup) -> dict[str, Any]:
+    """A speed-up; `bound` says that it is at least or at most so large, which may be all that is known."""
+    low, high = (found.low, found.high) if found.varies else (None, None)
+    return {"value": found.value, "low": low, "high": high, "bound": found.bound}
 
 
 def difference(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, Any] | None:
@@ -239,20 +238,67 @@ def difference(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, 
     return {"difference": found.value, "low": found.low, "high": found.high, "p": found.p}
 
 
+def describe_rates(plan: Plan, records: Records) -> list[dict[str, Any]]:
+    """For each method that ran at several learning rates, how much their choice matters."""
+    groups: dict[tuple[str, int, int], list[Arm]] = {}
+    for arm in plan.arms:
+        groups.setdefault((arm.method.id, arm.depth, arm.batch), []).append(arm)
+    found = [describe_sweep(arms, [records[arm.id] for arm in arms]) for arms in groups.values() if len(arms) > 1]
+    return [sweep for sweep in found if sweep is not None]
+
+
+def describe_sweep(arms: Sequence[Arm], table: Sequence[Sequence[RunRecord]]) -> dict[str, Any] | None:
+    """None until a seed has ended at every rate."""
+    seeds = [runs for runs in zip(*table, strict=True) if all(run.outcome is not None for run in runs)]
+    initial = next((loss for runs in table if (loss := initial_loss(runs)) is not None), None)
+    if not seeds or initial is None:
+        return None
+    rates, losses = [arm.lr for arm in arms], [[run.final_loss for run in runs] for runs in zip(*seeds, strict=True)]
+    spread = columns([mean_interval(of_rate) for of_rate in losses])
+    return {
+        "method": arms[0].method.id,
+        "label": arms[0].label,
+        "depth": arms[0].depth,
+        "batch": arms[0].batch,
+        "rates": rates,
+        "losses": spread["mean"],
+        "low": spread["low"],
+        "high": spread["high"],
+        "sensitivity": as_dict(rate_sensitivity(rates, losses, initial, CONFIDENCE)),
+        "largest_stable_rate": largest_stable_rate(rates, losses, initial),
+    }
+
+
+def initial_loss(runs: Sequence[RunRecord]) -> float | None:
+    """The validation loss before training, on average over the runs that have ended."""
+    found = [run.outcome.initial_loss for run in runs if run.outcome is not None and run.outcome.initial_loss]
+    return math.fsum(found) / len(found) if found else None
+
+
 def cautions(plan: Plan, records: Records) -> list[str]:
     """What a reader of the numbers should know."""
     found = []
     for arm in plan.arms:
-        lost = [run for run in records[arm.id] if run.outcome is not None and run.outcome.status == "diverged"]
+        lost = {run.seed: run.outcome.message for run in records[arm.id] if run.outcome and run.diverged}
         if lost:
-            seeds = ", ".join(str(run.seed) for run in lost)
-            found.append(f"{arm.label} ({arm.setting}): diverged with seed {seeds}: {lost[0].outcome.message}")  # pyright: ignore[reportOptionalMemberAccess]
+            seeds, reason = ", ".join(map(str, lost)), next(iter(lost.values()))
+            found.append(f"{arm.label} ({arm.setting}): diverged with seed {seeds}: {reason}")
     if len(plan.seeds) < 3:
         found.append(f"{len(plan.seeds)} seeds say little: intervals need at least 3 to be of use")
     return found
 
 
-def factor(found: Speedup) -> dict[str, Any]:
-    """A speed-up; `bound` says that it is at least or at most so large, which may be all that is known."""
-    low, high = (found.low, found.high) if found.varies else (None, None)
-    return {"value": found.value, "low": low, "high": high, "bound": found.bound}
+def mean_of_all(values: Sequence[float | None]) -> dict[str, Any] | None:
+    """The mean over runs that ended, with its interval; None if one has no value: without it the mean would flatter."""
+    found = [value for value in values if value is not None]
+    return as_dict(mean_interval(found)) if found and len(found) == len(values) else None
+
+
+def as_dict(found: Estimate) -> dict[str, float | None]:
+    return {"value": found.value, "low": found.low, "high": found.high}
+
+
+def columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:
+    """Several estimates side by side."""
+    rows = [(one.value, one.low, one.high) for one in found]
+    return {name: [row[place] for row in rows] for place, name in enumerate(("mean", "low", "high"))}

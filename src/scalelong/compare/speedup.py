@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .curves import Curve, log_steps_to, smooth
+from .intervals import CONFIDENCE
 from .verdicts import Clock, Speedup, judge
 
 ROUNDING = 1e-12
 
 
 def speedup(
-    baseline: Sequence[Curve], method: Sequence[Curve], *, clock: Clock = "steps", confidence: float = 0.95
+    baseline: Sequence[Curve], method: Sequence[Curve], *, clock: Clock = "steps", confidence: float = CONFIDENCE
 ) -> Speedup:
     """Compare runs that are paired by position; with the sides swapped it is one over the speed-up.
 
@@ -30,20 +32,19 @@ def speedup(
     """
     if len(baseline) != len(method):
         raise ValueError(f"runs are compared in pairs of the same seed: there are {len(baseline)} and {len(method)}")
-    pairs = list(zip(baseline, method, strict=True))
-    runs = [*baseline, *method]
+    pairs, runs = list(zip(baseline, method, strict=True)), [*baseline, *method]
     last = max((step for run in runs for step in run.steps), default=0)
     first = min((step for run in runs for step in run.evaluated), default=last)
-    lost, lost_bases = (sum(not run.ends_at(last) for run in side) for side in (method, baseline))
-    facts = {"clock": clock, "confidence": confidence, "diverged": lost, "baseline_diverged": lost_bases}
+    diverged, baseline_diverged = (sum(not run.ends_at(last) for run in side) for side in (method, baseline))
+    about: dict[str, Any] = {"clock": clock, "diverged": diverged, "baseline_diverged": baseline_diverged}
     if first == last:  # one evaluation puts all runs at the same step, which is no finding
-        return Speedup(None, None, None, len(pairs), "cannot be judged", **facts)
+        return Speedup(None, None, None, len(pairs), "cannot be judged", confidence=confidence, **about)
     logs = [log_speedup_of(*pair, first=first, last=last) for pair in pairs]
     early = [log for log, pair in zip(logs, pairs, strict=True) if is_early(log, *pair, last=last)]
-    facts |= {"early": sum(log > 0 for log in early), "baseline_early": sum(log < 0 for log in early)}
     if clock == "seconds":
         logs = [log + log_cost(*pair, last) for log, pair in zip(logs, pairs, strict=True)]
-    return judge(logs, **facts)
+    counts = {"early": sum(log > 0 for log in early), "baseline_early": sum(log < 0 for log in early)}
+    return judge(logs, confidence=confidence, **about, **counts)
 
 
 def log_cost(baseline: Curve, method: Curve, last: int) -> float:

@@ -6,12 +6,11 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from .bootstrap import bootstrap_interval
-from .intervals import student_quantile
+from .intervals import CONFIDENCE, bootstrap_interval, student_quantile
 
 Clock = Literal["steps", "seconds"]
 Verdict = Literal["faster", "slower", "no difference shown", "cannot be judged"]
@@ -35,7 +34,7 @@ class Speedup:
     more_seeds: int | None = None
     """About how many more pairs would settle it; None if it is settled, or if more than 200 would be needed."""
     clock: Clock = "steps"
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     diverged: int = 0
     """Runs of the method that did; each counts as the slowest that a curve can show."""
     baseline_diverged: int = 0
@@ -55,7 +54,7 @@ class Speedup:
         """Whether there is a pair of which the curves show all: the interval says something then."""
         return self.early + self.baseline_early < self.pairs
 
-    def sentence(self, label: str, baseline_label: str = "the baseline") -> str:
+    def sentence(self, label: str, baseline: str = "the baseline") -> str:
         """What was found, for people.
 
         >>> print(Speedup(1.52, 1.31, 1.77, 5, "faster").sentence("CS"))
@@ -64,40 +63,40 @@ class Speedup:
         LS against none, no difference shown: 1.08× in steps (95 % interval 0.93 to 1.26, 3 seeds); about 9 more seeds
         would settle a difference of this size.
         """
-        told = (found_sentence, early_sentence, lost_sentence)
-        return "".join(sentence(self, label, baseline_label) for sentence in told)
+        if self.verdict == "cannot be judged":
+            return f"{label} cannot be judged against {baseline}: {why_not(self, label, baseline)}."
+        sentences = [finding(self, label, baseline)]
+        early = [(self.early, label), (self.baseline_early, baseline)]
+        there = " and ".join(f"{name} with {count} of {self.pairs} seeds" for count, name in early if count)
+        if there:
+            sentences.append(f"At the first evaluation there already: {there}.")
+            sentences.append("Evaluate earlier (training.validate_every) to see all of it.")
+        if lost := diverged_runs(self, label, baseline):
+            sentences.append(f"{lost} diverged, which counts as never getting there.")
+        return " ".join(sentences)
 
 
-def judge(
-    logs: Sequence[float],
-    *,
-    clock: Clock = "steps",
-    confidence: float = 0.95,
-    diverged: int = 0,
-    baseline_diverged: int = 0,
-    early: int = 0,
-    baseline_early: int = 0,
-) -> Speedup:
+def judge(logs: Sequence[float], *, confidence: float = CONFIDENCE, **about: Any) -> Speedup:
     """The verdict on pairs whose speed-ups have these logarithms: only an interval without 1 says faster or slower.
+
+    `about` are the clock and the counts of a Speedup.
 
     >>> judge([0.3, 0.5, 0.4]).verdict
     'faster'
     """
-    facts = {"clock": clock, "confidence": confidence, "diverged": diverged, "baseline_diverged": baseline_diverged}
-    facts |= {"early": early, "baseline_early": baseline_early}
-    pairs = len(logs)
-    if not pairs or 2 * max(diverged, baseline_diverged) > pairs:
-        return Speedup(None, None, None, pairs, "cannot be judged", **facts)
+    about, pairs = {"confidence": confidence, **about}, len(logs)
+    if not pairs or 2 * max(about.get("diverged", 0), about.get("baseline_diverged", 0)) > pairs:
+        return Speedup(None, None, None, pairs, "cannot be judged", **about)
     value = math.exp(statistics.fmean(logs))
     if pairs == 1:
-        return Speedup(value, None, None, pairs, "cannot be judged", **facts)
+        return Speedup(value, None, None, pairs, "cannot be judged", **about)
     low, high = (math.exp(end) for end in bootstrap_interval(torch.tensor(logs, dtype=torch.float64), confidence))
     verdict = "faster" if low > 1 else "slower" if high < 1 else "no difference shown"
     more = seeds_to_settle(logs, confidence) if verdict == "no difference shown" else None
-    return Speedup(value, low, high, pairs, verdict, more, **facts)
+    return Speedup(value, low, high, pairs, verdict, more, **about)
 
 
-def seeds_to_settle(logs: Sequence[float], confidence: float = 0.95) -> int | None:
+def seeds_to_settle(logs: Sequence[float], confidence: float = CONFIDENCE) -> int | None:
     """How many more pairs it takes until the interval leaves out 1 with a chance of 80 %, if mean and spread stay.
 
     >>> seeds_to_settle([-0.1, 0.1, 0.3])
@@ -112,10 +111,9 @@ def seeds_to_settle(logs: Sequence[float], confidence: float = 0.95) -> int | No
     return None
 
 
-def found_sentence(found: Speedup, label: str, baseline: str) -> str:
-    if found.verdict == "cannot be judged":
-        return f"{label} cannot be judged against {baseline}: {why_not(found, label, baseline)}."
-    value, low, high = (x or math.nan for x in (found.value, found.low, found.high))
+def finding(found: Speedup, label: str, baseline: str) -> str:
+    """The sentence about a speed-up that could be judged."""
+    value, low, high = (math.nan if x is None else x for x in (found.value, found.low, found.high))
     if found.verdict == "slower":
         times, interval = times_of(1 / value, OTHER_WAY[found.bound]), interval_of(found, 1 / high, 1 / low)
         return f"{label} takes {times} as many {found.clock} as {baseline} to the same loss {interval}."
@@ -161,26 +159,10 @@ def advice(more_seeds: int | None) -> str:
 def why_not(found: Speedup, label: str, baseline: str) -> str:
     if found.pairs < 2:
         return f"that takes at least 2 seeds, and there {'is 1' if found.pairs else 'are none'}"
-    lost = lost_runs(found, label, baseline)
+    lost = diverged_runs(found, label, baseline)
     return f"{lost} diverged" if lost else "it takes more than one evaluation of the validation loss"
 
 
-def early_sentence(found: Speedup, label: str, baseline: str) -> str:
-    if found.verdict == "cannot be judged" or not found.early + found.baseline_early:
-        return ""
-    early = [(found.early, label), (found.baseline_early, baseline)]
-    told = " and ".join(f"{name} with {count} of {found.pairs} seeds" for count, name in early if count)
-    return (
-        f" At the first evaluation there already: {told}. Evaluate earlier (training.validate_every) to see all of it."
-    )
-
-
-def lost_sentence(found: Speedup, label: str, baseline: str) -> str:
-    if found.verdict == "cannot be judged" or not found.diverged + found.baseline_diverged:
-        return ""
-    return f" {lost_runs(found, label, baseline)} diverged, which counts as never getting there."
-
-
-def lost_runs(found: Speedup, label: str, baseline: str) -> str:
+def diverged_runs(found: Speedup, label: str, baseline: str) -> str:
     lost = [(found.diverged, label), (found.baseline_diverged, baseline)]
     return " and ".join(f"{count} of {found.pairs} runs of {name}" for count, name in lost if count)

@@ -9,7 +9,7 @@ import pytest
 from comparison_cases import tiny_plan
 
 from scalelong.compare.folder import check_plan, save_plan
-from scalelong.compare.plan import PlanError, make_plan
+from scalelong.compare.grid import PlanError, make_plan
 from scalelong.config import RecipeError
 from scalelong.runs import RunError
 from scalelong.runs.run_dir import flatten

@@ -1,4 +1,4 @@
-"""What is compared: every method at every rate, depth and batch size, each with the same seeds."""
+"""What is compared: every method at every learning rate, depth and batch size, each with the same seeds."""
 
 from __future__ import annotations
 
@@ -21,16 +21,8 @@ FEWEST_POINTS = 5
 READINGS = 100
 """Readings of the monitor over a run."""
 
-LABELS = {
-    "none": "none",
-    "uniform": "uniform",
-    "cs": "CS",
-    "cs-reversed": "CS reversed",
-    "ls": "LS",
-    "ls-individual": "LS individual",
-    "ie": "IE",
-    "learned-kappa": "learned κ",
-}
+LABELS = {"cs": "CS", "cs-reversed": "CS reversed", "ls": "LS", "ls-individual": "LS individual", "ie": "IE"}
+LABELS |= {"learned-kappa": "learned κ"}
 SYMBOLS = {"kappa": "κ=", "value": "", "where": ""}
 
 
@@ -176,9 +168,13 @@ def make_plan(
     """
     if seeds < 1:
         raise PlanError(f"a comparison needs at least one seed, got {seeds}")
-    chosen = parse_methods(methods)
-    axes = {"lr": ("optim.lr", rates), "depth": ("model.depth", depths), "batch": ("training.batch_size", batches)}
-    settings = list(itertools.product(*(options_of(name, *axis) for name, axis in axes.items())))
+    chosen = [Method.parse(text) for text in methods]
+    if not chosen:
+        raise PlanError("no methods to compare: give some, for instance --methods none,cs,ls")
+    if twice := next((method for method in chosen if chosen.count(method) > 1), None):
+        raise PlanError(f"--methods names {twice.id!r} twice")
+    axes = axis("lr", "optim.lr", rates), axis("depth", "model.depth", depths)
+    settings = list(itertools.product(*axes, axis("batch", "training.batch_size", batches)))
     arms = [make_arm(recipe, method, setting, overrides) for setting in settings for method in chosen]
     check_different(arms)
     baseline = next((method for method in chosen if method.name == "none"), chosen[0])
@@ -186,17 +182,7 @@ def make_plan(
     return Plan(first.name, tuple(arms), tuple(first.seed + k for k in range(seeds)), baseline)
 
 
-def parse_methods(texts: Sequence[str]) -> list[Method]:
-    methods = [Method.parse(text) for text in texts]
-    if not methods:
-        raise PlanError("no methods to compare: give some, for instance --methods none,cs,ls")
-    twice = [method.id for number, method in enumerate(methods) if method in methods[:number]]
-    if twice:
-        raise PlanError(f"--methods names {twice[0]!r} twice")
-    return methods
-
-
-def options_of(name: str, key: str, values: Sequence[float]) -> list[tuple[str, str]]:
+def axis(name: str, key: str, values: Sequence[float]) -> list[tuple[str, str]]:
     """The overrides of one axis, each with what it adds to an arm's id; a value that is alone adds nothing."""
     if len(set(values)) < len(values):
         raise PlanError(f"--{name} has a value twice: {', '.join(f'{value:g}' for value in values)}")
@@ -209,19 +195,19 @@ def make_arm(recipe: str | Path, method: Method, setting: Sequence[tuple[str, st
     crossed = [override for override, _ in setting if override]
     config = load_recipe(recipe, [*overrides, *crossed, *method.overrides])
     explicit = {override.partition("=")[0].strip() for override in overrides}
-    return Arm(method.id + safe("".join(suffix for _, suffix in setting)), method, paced(config, explicit))
+    return Arm(method.id + safe("".join(suffix for _, suffix in setting)), method, with_intervals(config, explicit))
 
 
 def check_different(arms: Sequence[Arm]) -> None:
     """Raise if two methods come to the same: their runs would be equal to the bit, and look like no effect."""
     for one, other in itertools.combinations(arms, 2):
-        same = (one.setting, one.method.name, one.options) == (other.setting, other.method.name, other.options)
+        same = (one.method.name, one.options) == (other.method.name, other.options)
         if same and one.config == other.config:
             raise PlanError(f"{one.id} and {other.id} are the same method with the same options")
 
 
-def paced(config: Config, explicit: set[str]) -> Config:
-    """The recipe with intervals that suit a comparison, save those that the user set.
+def with_intervals(config: Config, explicit: set[str]) -> Config:
+    """The recipe with intervals that suit a comparison, except for those that the user set.
 
     Curves of at least 20 points, 100 readings of the monitor, samples at the end, a checkpoint every tenth.
     """
@@ -235,20 +221,27 @@ def paced(config: Config, explicit: set[str]) -> Config:
         "keep_last": 1,
         "monitor_every": None if training.compile else training.monitor_every or max(1, steps // READINGS),
     }
-    kept = {key: value for key, value in intervals.items() if f"training.{key}" not in explicit}
-    found = Config.model_validate({**config.model_dump(), "training": {**training.model_dump(), **kept}})
-    check_points(found)
-    return found
-
-
-def check_points(config: Config) -> None:
-    every, steps = config.training.validate_every, config.training.steps
+    found = with_training(config, {key: value for key, value in intervals.items() if f"training.{key}" not in explicit})
+    every = found.training.validate_every
     points = 0 if every is None else math.ceil(steps / every)
     if points < FEWEST_POINTS:
         raise PlanError(
             f"training.validate_every={every} leaves {points} points on a curve of {steps} steps, and a comparison "
             f"needs {FEWEST_POINTS}: leave validate_every to compare, or train longer"
         )
+    return found
+
+
+def only_training(config: Config, steps: int) -> Config:
+    """The recipe so many steps long, with nothing on the way: no validation, samples, monitor or evaluation."""
+    nothing = dict.fromkeys(("validate_every", "sample_every", "monitor_every"))
+    found = with_training(config, {**nothing, "steps": steps, "checkpoint_every": steps, "keep_last": 1})
+    return found.model_copy(update={"evaluation": config.evaluation.model_copy(update={"every": None})})
+
+
+def with_training(config: Config, changes: dict[str, Any]) -> Config:
+    content = config.model_dump()
+    return Config.model_validate({**content, "training": {**content["training"], **changes}})
 
 
 def constant(value: Any) -> str:

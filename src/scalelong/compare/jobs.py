@@ -1,0 +1,253 @@
+"""One process for each run: `submit` starts it, `poll` tells how it ended, `stop` lets it save.
+
+Processes are forked from a server that has imported what runs need. What a job found is in its run's files; what it
+printed, with the traceback of an error, is in its log.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+
+from ..config import Config
+from ..evaluation import Plan as EvaluationPlan
+from ..evaluation import evaluate_run
+from ..guard.nonfinite import TrainingDiverged
+from ..kappa.recipe import advise_recipe
+from ..training import Display, train
+from ..training.logger import Silent
+from ..training.signals import SUPERVISED
+from ..utils.atomic import locked
+from ..utils.process import keep_freed_memory
+from .collect import evaluations
+from .folder import write_json
+from .outcome import Outcome, measure_outcome, write_outcome
+
+METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"  # Windows
+PRELOADED = ["scalelong.compare.jobs", "diffusers", "sklearn.datasets"]
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPED = 128 + signal.SIGTERM
+"""The exit code of a run that was told to stop, and has saved."""
+WAIT_SECONDS = 60.0
+"""For the process of a comparison that was killed just now, which needs a moment to notice."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something for a process to do with a recipe: to train in a folder, or to write a file."""
+
+    path: Path
+    config: Config
+    log: Path
+    work: Callable[[Path, Config], None]
+
+
+@dataclass(frozen=True)
+class Running:
+    job: Job
+    process: Any
+
+
+@dataclass(frozen=True)
+class End:
+    """How the process of a job ended: `lost` if it was killed or crashed."""
+
+    status: Literal["done", "stopped", "failed", "lost"]
+    message: str | None = None
+
+
+def submit(job: Job, slot: int, threads: int) -> Running:
+    """Start the process of a job; jobs of different slots get different GPUs."""
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    environment = job_environment(slot, threads)
+    context: Any = multiprocessing.get_context(METHOD)
+    process = context.Process(target=perform, args=(job, environment, threads))
+    with without_main():
+        start_server(context, environment)
+        process.start()
+    return Running(job, process)
+
+
+def poll(running: Running) -> End | None:
+    """How a job ended; None while it runs."""
+    code = running.process.exitcode
+    if code is None:
+        return None
+    if code == 0:
+        return End("done")
+    if code in (STOPPED, -signal.SIGTERM):
+        return End("stopped", "its process was told to stop")
+    if code == 1:  # The last line of the log is the error.
+        return End("failed", running.job.log.read_text(errors="replace").strip().rpartition("\n")[2])
+    return End("lost", f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
+
+
+def stop(running: Running) -> None:
+    """Ask a run to finish its step and save; one that is not in training ends at once.
+
+    Whoever ends a whole job, as a cluster does, has sent it this signal already; it does not mind the second.
+    """
+    running.process.terminate()
+
+
+def start_server(context: Any, environment: Mapping[str, str]) -> None:
+    """Start the process that jobs are forked from, unless it runs.
+
+    Signals that reach all processes of a terminal or of a cluster's job do not end it, because only the comparison
+    decides what stops. It starts in another working directory, where a user's queue.py is not Python's.
+    """
+    if METHOD != "forkserver":
+        return
+    from multiprocessing import forkserver
+
+    context.set_forkserver_preload(PRELOADED)
+    directory, variables = Path.cwd(), dict(os.environ)
+    os.environ.update(environment)
+    os.chdir(Path(__file__).parent)
+    try:
+        resource_tracker.ensure_running()  # It would lift the mask.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        forkserver.ensure_running()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    finally:
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """While processes are started, hide the user's script, which each of them would run once more."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def perform(job: Job, environment: Mapping[str, str], threads: int) -> None:
+    """What the process of a job does."""
+    with suppress(AttributeError):  # Windows
+        # Ctrl-C in a terminal reaches every process of the group: here only the comparison decides what stops.
+        os.setsid()
+    with job.log.open("ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    # Finding the skips of a model asks the collector for referrers, which is slow with every library's objects in it.
+    gc.freeze()
+    with suppress(AttributeError):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        job.work(job.path, job.config)
+    except Exception as error:
+        traceback.print_exc()
+        sys.exit(" ".join(f"{error or type(error).__name__}".split()))
+
+
+def end_with_parent() -> None:
+    """A comparison that is killed leaves no run behind; checkpoints are complete or absent in any case."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a job has a process of its own"
+    parent.join()
+    os._exit(0)
+
+
+def run(folder: Path, config: Config) -> None:
+    """The job of a run."""
+    with locked(folder / ".job", f"another process is training in {folder}", wait=WAIT_SECONDS):
+        outcome = train_and_measure(folder, config)
+    if outcome is None:
+        sys.exit(STOPPED)
+
+
+def write_advice(file: Path, config: Config) -> None:
+    """The job of the κ advice: measure the recipe's unscaled network on what it would train on."""
+    write_json(file, advise_recipe(config).summary())
+
+
+def train_and_measure(folder: Path, config: Config, display: Display | None = None) -> Outcome | None:
+    """Train, or resume; then measure how it ended and write it down. None if it was told to stop."""
+    diverged = None
+    try:
+        with noticing_signals() as told_to_stop:
+            train(config, folder, display=display or Silent())
+            if told_to_stop():
+                return None
+    except TrainingDiverged as error:
+        diverged = str(error)
+    outcome = measure_outcome(folder, config, diverged)
+    if outcome.status == "finished":
+        evaluate_last_step(folder, config)
+    write_outcome(folder, outcome)
+    return outcome
+
+
+@contextmanager
+def noticing_signals() -> Iterator[Callable[[], bool]]:
+    """Whether a signal has come since, whoever handled it: a trainer does not tell of one during its last step."""
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield lambda: bool(select.select([reading], [], [], 0)[0])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+
+
+def evaluate_last_step(folder: Path, config: Config) -> None:
+    """Evaluate the weights of the last step that a signal kept the trainer from."""
+    wanted = config.evaluation
+    done = {one.weights for one in evaluations(folder, wanted) if one.step == config.training.steps}
+    missing: Any = tuple(weights for weights in wanted.chosen if weights not in done)
+    if wanted.every is not None and missing:
+        evaluate_run(folder, EvaluationPlan(wanted.images, missing, wanted.network))
+
+
+def job_environment(slot: int, threads: int) -> dict[str, str]:
+    """The variables of a job: its threads, its GPU if there are any, and that its parent passes signals on."""
+    found = {**os.environ, **dict.fromkeys(THREADS, str(threads)), SUPERVISED: "1"}
+    devices = visible_gpus()
+    return found | ({"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if devices else {})
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    count = torch.cuda.device_count()
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return named[:count] or [str(number) for number in range(count)]
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_each(workers: int) -> int:
+    """An even share of the cores, unless OMP_NUM_THREADS asks for fewer: threads that wait for each other on a busy
+    machine are slower than one."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(available_cores() // workers, int(asked) if asked.isdigit() else available_cores()))
