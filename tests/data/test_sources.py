@@ -21,7 +21,6 @@ from image_cases import (
 )
 
 from scalelong.data import DataError, load_images
-from scalelong.data.stream_data import load_stream
 
 
 @pytest.mark.parametrize("layout", ["struct", "binary"])
@@ -73,7 +72,6 @@ def test_a_configuration_of_a_set_is_chosen_by_its_name(two_configs: Any, name: 
     folder, items = two_configs
     data = load_images(config(folder, config=name, validation_count=1))
     assert torch.equal(torch.cat([data.validation.images, data.train.images]), stacked(items[name]))
-    assert len(load_stream(config(folder, config=name, validation_count=1)).validation) == 1
 
 
 @pytest.mark.parametrize(
@@ -90,10 +88,9 @@ def test_a_configuration_that_is_missing_or_unknown_is_an_error_that_lists_them(
     two_configs: Any, name: str | None, message: str
 ) -> None:
     folder, _ = two_configs
-    for load in (load_images, load_stream):
-        with pytest.raises(DataError) as caught:
-            load(config(folder, config=name))
-        assert str(caught.value) == message.format(folder=folder)
+    with pytest.raises(DataError) as caught:
+        load_images(config(folder, config=name))
+    assert str(caught.value) == message.format(folder=folder)
 
 
 def test_a_file_has_no_configurations(tmp_path: Path) -> None:

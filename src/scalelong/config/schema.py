@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..data import DataConfig
-from ..data.config_encoders import LatentConfig, TextConfig
+from ..data.config import LatentConfig, TextConfig
 from ..diffusion import Prediction, Time
 from ..diffusion.samplers import SAMPLERS
 from ..skips import METHODS
@@ -250,12 +250,6 @@ class Config(Section):
         ):
             name = {"labels": "label_column", "text": "caption_column"}[key]
             require(block is None or column is not None, key, f"needs data.{name}, the column it is in")
-        prepared = self.text is not None or self.latents is not None
-        require(
-            not (prepared and self.data.streaming),
-            "data",
-            "streaming: is for pixels and labels; prepared data needs none",
-        )
         # Also 0, which is none of the condition: without a drop the network never saw what stands for none.
         plain = self.sampling.guidance == 1.0
         require(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config.schema import Config, Weights
-from ..data.facts import short_hash
+from ..data.fingerprint import short_hash
 from ..diffusion.guidance import Conditioning
 from ..runs.choice import choose_checkpoint
 from ..runs.manifest import Checkpoint

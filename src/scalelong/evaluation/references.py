@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ..data import DataConfig
-from ..data.broken import BrokenImages
 from ..data.columns import narrow
-from ..data.facts import short_hash
-from ..data.images import choose_rows, decode_plan, plan_rows, spread
+from ..data.dataset import choose_rows, decode_plan, plan_rows, spread
+from ..data.errors import BrokenImages
+from ..data.fingerprint import short_hash
 from ..data.tables import Table
 from ..runs.run_dir import fcntl
 from ..sampling.sample_folder import Progress, wait_until

@@ -35,7 +35,7 @@ LOCK = ".lock"
 CHECKPOINTS = "checkpoints"
 
 # What may differ when a run goes on: nothing that a step computes depends on it.
-FREE = {"name", "description", "data.workers", "data.prepared"} | {
+FREE = {"name", "description", "data.workers", "data.memory_gb", "data.prepared"} | {
     f"training.{key}"
     for key in (
         *("steps", "log_every", "validate_every", "sample_every", "checkpoint_every"),

@@ -67,6 +67,6 @@ def cifar10_images(folder: Path) -> Tensor:
 
 def load(config: DataConfig) -> Tensor:
     from ..data import load_images
-    from ..data.loader import to_float
+    from ..data.batches import to_float
 
     return to_float(load_images(config).train.images[:MOST_IMAGES])

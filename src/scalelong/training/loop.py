@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from ..config.build import build_model, build_process
 from ..config.conditioning import conditioning_of
-from ..config.inputs import open_inputs, stream_positions
+from ..config.inputs import open_inputs
 from ..config.layout import has_channels_last
 from ..config.schema import Config
 from ..guard.nonfinite import Guard, StepDecision, TrainingDiverged
 from ..runs.checkpoint import Checkpoint
 from ..runs.resume import ResumePoint, check_unchanged, drop_later, find_start
-from ..runs.run_dir import Run, RunError, environment, last_precision
+from ..runs.run_dir import Run, environment, last_precision
 from .agreement import all_or_none, in_contact
 from .display import Display
 from .due import Due, is_finished
@@ -200,14 +200,7 @@ class Trainer:
 
     def _load(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint; returns the size that metrics.jsonl had."""
-        saved, rank = self.state.load(checkpoint), self.accelerator.process_index
-        streams = saved.get("data", [])
-        if streams and len(streams) != self.accelerator.num_processes:
-            raise RunError(
-                f"{checkpoint.path} was saved by {len(streams)} processes that streamed their data: go on with as many"
-            )
-        if streams:
-            self.batches.load_state_dict(streams[rank])
+        saved = self.state.load(checkpoint)
         self.watching.load_state_dict(saved.get("monitor"), saved["step"])
         return saved["metrics_size"]
 
@@ -327,7 +320,6 @@ class Trainer:
     def _save(self, metric: float | None = None) -> None:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
         self.saved = self.state.step
-        streams = stream_positions(self.batches)
         with self.journal.watch.paused(), all_or_none(self.accelerator):
             if not self.is_main and not self.sharded:
                 return
@@ -335,4 +327,4 @@ class Trainer:
             if self.is_main:
                 size = self.journal.metrics.synced_size()
                 windows = self.watching.state_dict()
-                self.state.save(self.store, tensors, metrics_size=size, data=streams, metric=metric, monitor=windows)
+                self.state.save(self.store, tensors, metrics_size=size, metric=metric, monitor=windows)

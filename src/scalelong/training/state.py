@@ -6,7 +6,7 @@ Batches in memory, times, noise and the learning rate are functions of the step,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,10 @@ class TrainState:
         tensors: Mapping[str, Mapping[str, Tensor]],
         *,
         metrics_size: int,
-        data: Sequence[Mapping[str, Any]] = (),
         metric: float | None = None,
         monitor: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a checkpoint; `data` is where each process's stream of batches is, if they come from streams."""
+        """Write a checkpoint."""
         state = {
             "step": self.step,
             "offset": self.offset,
@@ -78,7 +77,6 @@ class TrainState:
             "loss_count": self.loss_count,
             "evaluated": self.evaluated,
             "metrics_size": metrics_size,
-            "data": [dict(stream) for stream in data],
             "monitor": monitor,
             "ema_step": self.ema.step,
             "guard": self.guard.state_dict(),
@@ -89,7 +87,7 @@ class TrainState:
         return store.save(self.step, tensors, state, metric)
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Continue as if the run had never stopped; returns the rest of what was saved, `metrics_size` and `data`."""
+        """Continue as if the run had never stopped; returns the rest of what was saved, as `metrics_size`."""
         state = self._load_training(checkpoint)
         self.offset = state["offset"]
         self.guard.load_state_dict(state["guard"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Batch, Examples
-from ..data.loader import make_batch
+from ..data.batches import make_batch
 from ..diffusion import DiffusionProcess
 from ..diffusion.guidance import Conditioning
 from ..utils.rng import keyed_generator

@@ -1,43 +1,50 @@
-"""Which images make up a step: a function of seed and step alone, so that resuming needs no state."""
+"""Batches: which images make up a step is a function of seed and step alone, so that resuming needs no state."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..utils.rng import keyed_generator
-from .examples import Examples, Picked
 
 
 @dataclass(frozen=True)
-class BatchDraws:
-    """What is drawn for global batch k, whichever images are in it, and how processes share a batch."""
+class Picked:
+    """Some examples. Shape: images (B, C, H, W), uint8 pixels or float latents; labels (B,), int64; text (B, L, D).
 
-    batch_size: int
-    seed: int
+    `captions` are the chosen ones, one for each image, where they are held as words and not as features.
+    """
 
-    def flips(self, step: int) -> Tensor:
-        """Which images of global batch `step` are mirrored, one half on average. Shape: (batch_size,), bool."""
-        return torch.rand(self.batch_size, generator=keyed_generator(self.seed, "flips", step)) < 0.5
+    images: Tensor
+    labels: Tensor | None = None
+    text: Tensor | None = None
+    captions: tuple[str, ...] | None = None
 
-    def seeds(self, step: int) -> Tensor:
-        """One number for each example of global batch `step`, below 2^63. Shape: (batch_size,), int64."""
-        return torch.randint(2**63 - 1, (self.batch_size,), generator=keyed_generator(self.seed, "examples", step))
 
-    def slice_of(self, rank: int, world: int) -> slice:
-        """The positions of every global batch that are one process's own: contiguous, in the order of the ranks."""
-        if not 0 <= rank < world:
-            raise ValueError(f"rank must lie in 0 … {world - 1}, got {rank}")
-        if self.batch_size % world:
-            raise ValueError(
-                f"a global batch of {self.batch_size} cannot be shared evenly by {world} processes: "
-                f"set training.batch_size to a multiple of {world}"
-            )
-        own = self.batch_size // world
-        return slice(rank * own, (rank + 1) * own)
+class Examples(Protocol):
+    """A set with random access.
+
+    `seeds` (B,), int64, is one number for each example and step: whatever is random (which of several captions, the
+    noise of a latent) is a function of it.
+    """
+
+    def __len__(self) -> int: ...
+
+    def pick(self, indices: Tensor, seeds: Tensor) -> Picked: ...
+
+
+def caption_of(seed: int, count: int) -> int:
+    """Which of an example's captions is chosen: each as likely as the others, and a function of the example's seed.
+
+    >>> caption_of(7, 5)
+    2
+    """
+    # Seeds are uniform below 2^63, so that the remainder favours no caption that could be noticed.
+    return seed % count
 
 
 @dataclass(frozen=True)
@@ -70,18 +77,25 @@ class BatchOrder:
         parts = [self._within(epoch, start, stop) for epoch in epochs]
         return torch.cat(parts)
 
-    @property
-    def draws(self) -> BatchDraws:
-        return BatchDraws(self.batch_size, self.seed)
-
     def flips(self, step: int) -> Tensor:
-        return self.draws.flips(step)
+        """Which images of global batch `step` are mirrored, one half on average. Shape: (batch_size,), bool."""
+        return torch.rand(self.batch_size, generator=keyed_generator(self.seed, "flips", step)) < 0.5
 
     def seeds(self, step: int) -> Tensor:
-        return self.draws.seeds(step)
+        """One number for each example of global batch `step`, below 2^63. Shape: (batch_size,), int64."""
+        return torch.randint(2**63 - 1, (self.batch_size,), generator=keyed_generator(self.seed, "examples", step))
 
     def slice_of(self, rank: int, world: int) -> slice:
-        return self.draws.slice_of(rank, world)
+        """The positions of every global batch that are one process's own: contiguous, in the order of the ranks."""
+        if not 0 <= rank < world:
+            raise ValueError(f"rank must lie in 0 … {world - 1}, got {rank}")
+        if self.batch_size % world:
+            raise ValueError(
+                f"a global batch of {self.batch_size} cannot be shared evenly by {world} processes: "
+                f"set training.batch_size to a multiple of {world}"
+            )
+        own = self.batch_size // world
+        return slice(rank * own, (rank + 1) * own)
 
     def _within(self, epoch: int, start: int, stop: int) -> Tensor:
         """The part of an epoch that lies between two positions of the endless sequence."""
@@ -117,7 +131,8 @@ class Batch:
 class Batches:
     """The batches of one process: `batches.at(k)` is that of step k.
 
-    `flip` mirrors half of the images. With CUDA the copy runs beside the computation, from pinned memory.
+    `flip` mirrors half of the images. With `ahead` a thread makes the batch of the next step during the present one,
+    which hides the time that a disk takes. With CUDA the copy runs beside the computation, from pinned memory.
     """
 
     def __init__(
@@ -129,29 +144,39 @@ class Batches:
         rank: int = 0,
         world: int = 1,
         device: torch.device | str = "cpu",
+        ahead: bool = False,
     ) -> None:
         if len(data) != order.size:
             raise ValueError(f"the order is of {order.size} images, but there are {len(data)}")
         self.data, self.order, self.flip = data, order, flip
         self.own = order.slice_of(rank, world)
         self.device = torch.device(device)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches") if ahead else None
+        self._next: tuple[int, Future[Picked]] | None = None
 
     def at(self, step: int) -> Batch:
         """The batch of a step, whichever came before."""
-        indices, seeds = self.order.indices(step)[self.own], self.order.seeds(step)[self.own]
+        picked = self._picked(step)
         flips = self.order.flips(step)[self.own] if self.flip else None
-        return make_batch(step, self.data.pick(indices, seeds), flips=flips, device=self.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Empty: a batch is a function of its step."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:
-            raise ValueError("this state is that of a stream, but the data is not streamed: set data.streaming: true")
+        return make_batch(step, picked, flips=flips, device=self.device)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """End the thread; batches can still be had, each when it is asked for."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+            self._thread = None
+
+    def _picked(self, step: int) -> Picked:
+        if self._thread is None:
+            return self._pick(step)
+        known, picked = self._next or (None, None)
+        if picked is None or known != step:
+            picked = self._thread.submit(self._pick, step)
+        self._next = step + 1, self._thread.submit(self._pick, step + 1)
+        return picked.result()
+
+    def _pick(self, step: int) -> Picked:
+        return self.data.pick(self.order.indices(step)[self.own], self.order.seeds(step)[self.own])
 
 
 def make_batch(step: int, picked: Picked, *, flips: Tensor | None, device: torch.device) -> Batch:
