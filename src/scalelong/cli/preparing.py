@@ -91,10 +91,10 @@ def report(prepared: Prepared, command: str) -> None:
     from ..utils.atomic import human_size
 
     rows = prepared.rows
-    if prepared.broken:
-        names = "".join(f"\n  {line}" for line in prepared.broken[:NAMED])
-        more = len(prepared.broken) - NAMED
-        typer.echo(f"skipped, because they could not be read: {len(prepared.broken)} images{names}")
+    if broken := prepared.broken.found:
+        names = "".join(f"\n  {name}: {reason}" for name, reason in broken[:NAMED])
+        more = len(broken) - NAMED
+        typer.echo(f"skipped, because they could not be read: {len(broken)} images{names}")
         if more > 0:
             typer.echo(f"  and {more} more, which index.json names")
     typer.echo(

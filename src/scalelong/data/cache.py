@@ -43,7 +43,9 @@ def open_images(config: DataConfig, *, classes: int | None = None, progress: Pro
     with turn(folder, parts, progress):
         cached = read_cache(folder, fingerprint, classes)
         if cached is None:
-            prepare(Job(config, None, None, folder, classes), progress=progress, parts=parts)
+            made = prepare(Job(config, None, None, folder, classes), progress=progress, parts=parts)
+            assert made is not None, "this is the only process"
+            made.broken.report(sum(len(part.rows) for part in parts))
     cached = cached or read_cache(folder, fingerprint, classes)
     assert cached is not None, "it was just made"
     return cached

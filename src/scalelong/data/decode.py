@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +39,8 @@ def decode(name: str, raw: Any, config: DataConfig) -> Tensor | str:
     except MemoryError:
         raise
     except Exception as error:  # Damaged files make PIL raise a dozen kinds of errors.
-        return f"{type(error).__name__}: {first_line(error)}"
+        # What PIL read from is bytes in memory, whose address says nothing.
+        return re.sub(r" <_io.BytesIO[^>]*>", "", f"{type(error).__name__}: {first_line(error)}")
 
 
 def ordered_map(

@@ -69,12 +69,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is in the folder in the end: rows by part, and the images that could not be read, with the reasons."""
+    """What is in the folder in the end: rows by part, and the images that could not be read."""
 
     folder: Path
     rows: dict[str, int]
     bytes: int
-    broken: tuple[str, ...]
+    broken: BrokenImages
 
 
 class Task(NamedTuple):
@@ -151,7 +151,7 @@ class Work:
         for task in self.tasks:
             rows[PARTS[task.part]] += self.entries[task.name].rows
         size = sum(entry.bytes for entry in self.entries.values())
-        return Prepared(self.job.folder, rows, size, tuple(f"{name}: {reason}" for name, reason in self.broken.found))
+        return Prepared(self.job.folder, rows, size, self.broken)
 
     def leave(self, rank: Rank) -> None:
         """The end of a process that is not the first."""
