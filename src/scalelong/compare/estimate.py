@@ -41,5 +41,4 @@ def seconds_per_step(config: Config) -> float:
             began = time.perf_counter()
             trainer.train_step()
             seconds.append(time.perf_counter() - began)
-        trainer.batches.close()
     return statistics.median(seconds)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data import Batches, BatchOrder, DataError, Examples, ImageSet, Progress
+from ..data import Batches, BatchOrder, DataError, Examples, Progress
 from ..data.cache import cache_folder, open_images
 from ..data.prepared import open_prepared, prepared_folder
 from .schema import Config
@@ -46,9 +46,7 @@ def open_inputs(
         check_width(config, empty_text)
     order = BatchOrder(len(train), config.training.batch_size, config.seed)
     flip = config.data.flip and config.latents is None
-    # What is in memory takes less time than a thread would.
-    on_disk = not isinstance(train, ImageSet)
-    batches = Batches(train, order, flip=flip, rank=rank, world=world, device=device, ahead=on_disk)
+    batches = Batches(train, order, flip=flip, rank=rank, world=world, device=device)
     return Inputs(batches, validation, empty_text)
 
 

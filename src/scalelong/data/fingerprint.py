@@ -58,28 +58,19 @@ def asked(data: DataConfig, text: TextConfig | None, latents: LatentConfig | Non
     return fingerprint
 
 
-def found(parts: Sequence[Part], text: TextConfig | None, latents: LatentConfig | None) -> Fingerprint:
-    """What the keys turn out to stand for."""
-    return contents_of(parts, pictures=latents is not None) | encoder_hashes(text, latents, download=True)
-
-
 def encoder_hashes(text: TextConfig | None, latents: LatentConfig | None, *, download: bool) -> Fingerprint:
     """None for an encoder that is not here, unless it is to be downloaded: training can do without it."""
+    named = {} if text is None else {"text.encoder": text.encoder}
+    named |= {} if latents is None else {"latents.autoencoder": latents.autoencoder}
     hashes: Fingerprint = {}
-    if text is not None:
-        hashes["text.hash"] = encoder_hash(text.encoder, "text.encoder", download=download)
-    if latents is not None:
-        hashes["latents.hash"] = encoder_hash(latents.autoencoder, "latents.autoencoder", download=download)
+    for key, name in named.items():
+        try:
+            hashes[HASH_OF[key]] = fingerprint_of(locate(name, key, download=download))
+        except DataError:
+            if download:
+                raise
+            hashes[HASH_OF[key]] = None
     return hashes
-
-
-def encoder_hash(name: str, key: str, *, download: bool) -> str | None:
-    try:
-        return fingerprint_of(locate(name, key, download=download))
-    except DataError:
-        if download:
-            raise
-        return None
 
 
 def known_contents(data: DataConfig, text: TextConfig | None) -> Fingerprint:

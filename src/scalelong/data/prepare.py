@@ -22,7 +22,16 @@ from .config import DataConfig, LatentConfig, TextConfig
 from .dataset import Part, Progress, decode_plan, open_parts
 from .encoders import repeatable
 from .errors import BrokenImages, DataError
-from .fingerprint import PARTS, Fingerprint, asked, check_fingerprint, found, images_fingerprint, parts_to_encode
+from .fingerprint import (
+    PARTS,
+    Fingerprint,
+    asked,
+    check_fingerprint,
+    contents_of,
+    encoder_hashes,
+    images_fingerprint,
+    parts_to_encode,
+)
 from .prepared_folder import EMPTY, Entry, Index, PreparedFolder
 
 ENCODED_ROWS = 256
@@ -63,7 +72,9 @@ class Job:
         if self.images_only:
             fingerprint = images_fingerprint(self.data)
         else:
-            fingerprint = asked(self.data, self.text, self.latents) | found(parts, self.text, self.latents)
+            fingerprint = asked(self.data, self.text, self.latents)
+            fingerprint |= contents_of(parts, pictures=self.latents is not None)
+            fingerprint |= encoder_hashes(self.text, self.latents, download=True)
         return fingerprint | {"shard_rows": self.rows_together()}
 
 

@@ -26,13 +26,13 @@ def open_tables(source: str, config: str | None = None) -> dict[str, Table]:
         raise DataError(f"data.source: {source!r} is not known; of scikit-learn's datasets only {DIGITS!r} is")
     if path.is_file() and path.suffix == ".zip":
         return {"train": zip_table(path)}
-    if "*" in source or path.exists():
-        return open_path(path, config)
-    if looks_like_path(source):
+    if path.is_dir() and config is None and (tables := folder_tables(path)) is not None:
+        return tables
+    if looks_like_path(source) and "*" not in source and not path.exists():
         raise DataError(
             f"data.source: {source!r} was not found (looked for {os.path.abspath(path)}{neighbour_of(path)})"
         )
-    return load_splits(open_hub(source, config))
+    return load_splits(source, config)
 
 
 def pick_split(tables: Mapping[str, Table], name: str, key: str) -> Table:
@@ -60,7 +60,7 @@ def source_hash(source: str, config: str | None = None) -> str:
             status = os.stat(name)
             digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
     elif source != DIGITS:
-        digest.update(str(open_hub(source, config).cache_dir).encode())
+        digest.update(str(open_builder(source, config).cache_dir).encode())
     return digest.hexdigest()[:32]
 
 
@@ -77,65 +77,29 @@ def neighbour_of(path: Path) -> str:
     return f"; did you mean {os.path.join(path.parent, close[0])!r}?" if close else ""
 
 
-def open_path(path: Path, config: str | None) -> dict[str, Table]:
-    """The splits of files (all of them are `train`) or of a folder, told apart by the names in it."""
-    if path.is_dir() and config is None and (tables := folder_tables(path)) is not None:
-        return tables
-    datasets = import_datasets(str(path))
-    if "*" in str(path) and not glob.glob(str(path)):
-        raise DataError(f"data.source: there are no files {str(path)!r} (looked for {os.path.abspath(path)})")
-    try:
-        return load_splits(open_builder(datasets, name=config, **files_of(path)))
-    except DataError:
-        raise
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        raise DataError(
-            f"data.source: {str(path)!r} is neither a parquet file, a tar or a zip nor a folder of parquet files, tars "
-            f"or images that can be read: {first_line(error)}"
-        ) from error
-
-
-def files_of(path: Path) -> dict[str, Any]:
-    """A path as the arguments by which the library finds its files."""
-    if path.is_dir():
-        return {"path": str(path)}
-    return {"path": "webdataset" if path.suffix in TARS else "parquet", "data_files": {"train": str(path)}}
-
-
-def open_hub(name: str, config: str | None) -> Any:
-    """The library's builder of a dataset on the hub, which knows its version."""
-    datasets = import_datasets(name)
-    instead = "or name a local folder or parquet file instead: --set data.source=PATH"
-    try:
-        return open_builder(datasets, name=config, path=name)
-    except DataError:
-        raise
-    except ConnectionError as error:
-        raise DataError(
-            f"data.source: {name!r} is neither a path here nor in the cache, and the Hugging Face hub could not be "
-            f"reached ({first_line(error)}). Try again online, {instead}"
-        ) from error
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        raise DataError(
-            f"data.source: {name!r} could not be loaded from the Hugging Face hub ({first_line(error)}). "
-            f"Check the name, {instead}"
-        ) from error
-
-
-def open_builder(datasets: Any, **where: Any) -> Any:
-    with no_progress_bars(datasets):
-        try:
-            return datasets.load_dataset_builder(**where)
-        except ValueError:
-            check_config(datasets, where["path"], where["name"])
-            raise
-
-
-def load_splits(builder: Any) -> dict[str, Table]:
+def load_splits(source: str, config: str | None) -> dict[str, Table]:
     """The splits with random access, from the library's cache on the disk."""
-    with no_progress_bars(import_datasets(builder.repo_id or "")):
+    builder = open_builder(source, config)
+    with quiet_library(source):
         builder.download_and_prepare()
         return {name: HubTable(split) for name, split in builder.as_dataset().items()}
+
+
+def open_builder(source: str, config: str | None) -> Any:
+    """What the library knows of files, of a folder or of a dataset on the hub before it reads them."""
+    path = Path(source).expanduser()
+    if "*" in source and not glob.glob(str(path)):
+        raise DataError(f"data.source: there are no files {source!r} (looked for {os.path.abspath(path)})")
+    with quiet_library(source) as datasets:
+        if "*" in source or path.is_file():
+            kind = "webdataset" if path.suffix in TARS else "parquet"
+            return datasets.load_dataset_builder(kind, data_files={"train": str(path)})
+        name = str(path) if path.exists() else source
+        try:
+            return datasets.load_dataset_builder(name, name=config)
+        except ValueError:
+            check_config(datasets, name, config)
+            raise
 
 
 def check_config(datasets: Any, path: str, config: str | None) -> None:
@@ -150,21 +114,38 @@ def check_config(datasets: Any, path: str, config: str | None) -> None:
         raise DataError(f"data.config: {path!r} has no configuration {config!r}{closest_of(config, names)}")
 
 
-def import_datasets(source: str) -> Any:
+@contextmanager
+def quiet_library(source: str) -> Iterator[Any]:
+    """The library without progress bars, its errors told as ours; what the user had chosen is restored."""
     try:
         import datasets
+        from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise missing_extra(source, "datasets") from error
-    return datasets
-
-
-@contextmanager
-def no_progress_bars(datasets: Any) -> Iterator[None]:
-    """A library does not print; what the user had chosen is restored."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        yield
+        yield datasets
+    except DataError:
+        raise
+    except (DatasetsError, OSError, ValueError) as error:
+        raise DataError(f"data.source: {source!r} {reason_of(source, error)}") from error
     finally:
         if shown:
             datasets.enable_progress_bars()
+
+
+def reason_of(source: str, error: Exception) -> str:
+    """Why a source cannot be opened, and what to do."""
+    if "*" in source or Path(source).expanduser().exists():
+        return (
+            "is neither a parquet file, a tar or a zip nor a folder of parquet files, tars or images that can be read: "
+            f"{first_line(error)}"
+        )
+    instead = "or name a local folder or parquet file instead: --set data.source=PATH"
+    if isinstance(error, ConnectionError):
+        return (
+            "is neither a path here nor in the cache, and the Hugging Face hub could not be reached "
+            f"({first_line(error)}). Try again online, {instead}"
+        )
+    return f"could not be loaded from the Hugging Face hub ({first_line(error)}). Check the name, {instead}"

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any
 
 from .errors import DataError, first_line, missing_extra
 
@@ -32,29 +32,8 @@ SPLITS = {
 Raw = dict[str, Any]
 
 
-class Table(Protocol):
-    """One split of a dataset."""
-
-    @property
-    def columns(self) -> Sequence[str]: ...
-
-    def __len__(self) -> int: ...
-
-    def kind(self, column: str) -> str:
-        """What a column holds, for messages."""
-        ...
-
-    def narrow(self, image: str, others: Sequence[str]) -> Table:
-        """Only these columns, the pictures not opened; raises DataError if the first holds none."""
-        ...
-
-    def rows(self, indices: Sequence[int]) -> Iterator[Raw]: ...
-
-    def values(self, column: str, indices: Sequence[int]) -> list[Any]: ...
-
-
 class ListTable:
-    """A table whose columns are sequences in memory."""
+    """A split whose columns are sequences in memory."""
 
     def __init__(self, columns: dict[str, Sequence[Any]]) -> None:
         self._columns = columns
@@ -67,9 +46,11 @@ class ListTable:
         return len(next(iter(self._columns.values())))
 
     def kind(self, column: str) -> str:
+        """What a column holds, for messages."""
         return f"{type(self._columns[column][0]).__name__} values"
 
-    def narrow(self, image: str, others: Sequence[str]) -> Table:
+    def narrow(self, image: str, others: Sequence[str]) -> ListTable:
+        """Only these columns, the pictures not opened; raises DataError if the first holds none."""
         if isinstance(self._columns[image][0], int):
             raise not_images(image, self.kind(image))
         return ListTable({name: self._columns[name] for name in (image, *others)})
@@ -197,7 +178,7 @@ def is_image(name: str) -> bool:
 
 
 class HubTable:
-    """A split as the `datasets` library holds it."""
+    """A split as the `datasets` library holds it, with the methods of a ListTable."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -209,8 +190,16 @@ class HubTable:
     def kind(self, column: str) -> str:
         return str(self._dataset.features[column])
 
-    def narrow(self, image: str, others: Sequence[str]) -> Table:
-        return HubTable(undecoded(self._dataset, image, others))
+    def narrow(self, image: str, others: Sequence[str]) -> HubTable:
+        """Some columns; a picture that cannot be opened must be ours to name."""
+        from datasets import Image
+
+        dataset, feature = self._dataset, self._dataset.features[image]
+        if isinstance(feature, Image):
+            dataset = dataset.cast_column(image, Image(decode=False))
+        elif not may_hold_images(feature):
+            raise not_images(image, str(feature))
+        return HubTable(dataset.select_columns(list(dict.fromkeys([image, *others]))))
 
     def rows(self, indices: Sequence[int]) -> Iterator[Raw]:
         for batch in self._dataset.select(indices).iter(batch_size=256):
@@ -221,16 +210,7 @@ class HubTable:
         return list(self._dataset.select_columns(column).select(indices)[column])
 
 
-def undecoded(dataset: Any, image: str, others: Sequence[str]) -> Any:
-    """Some columns of a dataset, whether streamed or not; a picture that cannot be opened must be ours to name."""
-    from datasets import Image
-
-    feature = dataset.features[image]
-    if isinstance(feature, Image):
-        dataset = dataset.cast_column(image, Image(decode=False))
-    elif not may_hold_images(feature):
-        raise not_images(image, str(feature))
-    return dataset.select_columns(list(dict.fromkeys([image, *others])))
+Table = ListTable | HubTable
 
 
 def may_hold_images(feature: Any) -> bool:

@@ -161,7 +161,6 @@ class Trainer:
                     self._advance()
         finally:
             self.journal.stop()
-            self.batches.close()
         stopped = self.stopping and self.state.step < steps
         # Another process may be the one that was told to stop.
         signal = (self.signals.received or SIGTERM) if stopped else None
