@@ -99,7 +99,7 @@ def test_batches_hold_the_images_and_labels_of_their_indices() -> None:
         assert torch.equal(to_uint8(batch.images), data.images[order.indices(batch.step)])
 
 
-def test_exactly_the_drawn_images_are_mirrored() -> None:
+def test_exactly_the_chosen_images_are_mirrored() -> None:
     data, order = numbered_images(9), BatchOrder(9, 64, seed=0)
     originals = data.images[order.indices(2)]
     flipped = to_uint8(Batches(data, order, flip=True).at(2).images)
@@ -143,7 +143,7 @@ def test_impossible_requests_are_refused(call, message: str) -> None:
 
 def test_keyed_generators_differ_in_each_part_of_the_key() -> None:
     keys = [(0, "noise", 0), (1, "noise", 0), (0, "times", 0), (0, "noise", 1), (0, "noise", 10)]
-    draws = [torch.rand(4, generator=keyed_generator(*key)).tolist() for key in keys]
+    numbers = [torch.rand(4, generator=keyed_generator(*key)).tolist() for key in keys]
     again = [torch.rand(4, generator=keyed_generator(*key)).tolist() for key in keys]
-    assert draws == again
-    assert len({tuple(draw) for draw in draws}) == len(keys)
+    assert numbers == again
+    assert len({tuple(some) for some in numbers}) == len(keys)

@@ -231,22 +231,28 @@ def test_more_than_one_percent_of_broken_images_are_an_error_and_leave_no_cache(
 def test_a_process_waits_for_the_one_that_fills_the_cache(source: Path, small_blocks: None, tmp_path: Path) -> None:
     settings = config(source, **CACHED)
     script = (
-        "import sys, json, time; from scalelong.data import DataConfig, cache, prepare\n"
+        "import sys, json, time, pathlib; from scalelong.data import DataConfig, cache, prepare\n"
         "prepare.IMAGES_BYTES = 16 * 3 * 6 * 6\n"
-        "def slowly(done, total): time.sleep(0.01)\n"
-        "cache.open_images(DataConfig(**json.loads(sys.argv[1])), progress=slowly)"
+        "def wait(done, total):\n"
+        "    while done > 40 and not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.01)\n"
+        "cache.open_images(DataConfig(**json.loads(sys.argv[1])), progress=wait)"
     )
     before = time.monotonic()
-    command = [sys.executable, "-c", script, json.dumps(settings.model_dump())]
+    command = [sys.executable, "-c", script, json.dumps(settings.model_dump()), str(tmp_path / "go")]
     with subprocess.Popen(command, env=os.environ) as other:
         lock = FileLock(cache_folder(settings).with_name(f"{cache_folder(settings).name}.lock"))
         while not cache_folder(settings).exists():
             assert time.monotonic() - before < 60 and other.poll() is None
         seen: list[int] = []
-        train, _ = open_images(settings, progress=lambda done, total: seen.append(done))
+
+        def progress(done: int, total: int) -> None:
+            seen.append(done)
+            (tmp_path / "go").touch()
+
+        train, _ = open_images(settings, progress=progress)
         assert other.wait(60) == 0
     # It showed how far the other was, and decoded nothing itself.
-    assert seen and seen == sorted(seen) and set(seen) <= {16 * number for number in range(9)}
+    assert seen and seen == sorted(seen) and set(seen) <= {*range(0, 120, 16), 120}
     assert_same(train, load_images(settings).train)
     assert not lock.is_locked
 

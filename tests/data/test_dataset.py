@@ -137,7 +137,7 @@ def test_captions_are_those_of_their_images(tmp_path: Path, several: bool) -> No
     assert data.validation.captions == (texts[0], texts[3])
 
 
-def test_one_of_several_captions_is_drawn_for_each_example_by_its_seed() -> None:
+def test_one_of_several_captions_is_chosen_for_each_example_by_its_seed() -> None:
     captions = (("a",), ("b", "c"), ("d", "e", "f"))
     data = ImageSet(torch.zeros(3, 3, 6, 6, dtype=torch.uint8), captions=captions)
     picked = data.pick(torch.tensor([2, 0, 1, 2]), torch.tensor([4, 4, 4, 5]))
@@ -148,7 +148,7 @@ def test_one_of_several_captions_is_drawn_for_each_example_by_its_seed() -> None
 def test_every_caption_is_as_likely_as_the_others() -> None:
     seeds = torch.randint(2**63 - 1, (5000,)).tolist()
     drawn = torch.tensor([caption_of(seed, 5) for seed in seeds]).bincount(minlength=5)
-    # Six standard deviations of a count of 5000 draws at 1 in 5.
+    # Six standard deviations of a count of 5000 choices at 1 in 5.
     assert (drawn - 1000).abs().max() < 6 * (5000 * 0.2 * 0.8) ** 0.5
 
 
@@ -164,7 +164,7 @@ def broken_rows(file: Path, count: int, *broken: int) -> tuple[Path, list[Any]]:
 
 
 def test_a_broken_image_is_left_out_with_its_label_and_caption(tmp_path: Path, caplog: Any) -> None:
-    # Rows 0 and 100 are held out; of those and of the others one each is broken.
+    # Rows 0 and 100 are for validation; of those and of the others one each is broken.
     file, items = broken_rows(tmp_path / "some.parquet", 200, 100, 150)
     data = load_images(config(file, label_column="label", caption_column="text"))
     for part, rows in ((data.validation, [0]), (data.train, [row for row in range(1, 200) if row not in (100, 150)])):

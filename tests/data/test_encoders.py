@@ -121,7 +121,7 @@ def test_latents_are_the_mean_and_deviation_of_the_autoencoder(saved: Path) -> N
     assert torch.equal(encoder.decode(mean * 0.5), decoded.clamp(-1, 1))
 
 
-def test_drawn_latents_are_the_scaled_mean_without_noise_and_spread_by_the_deviation() -> None:
+def test_random_latents_are_the_scaled_mean_without_noise_and_spread_by_the_deviation() -> None:
     moments, noise = torch.randn(4, 6, 2, 2), torch.randn(4, 3, 2, 2)
     mean, std = moments[:, :3], moments[:, 3:]
     assert torch.equal(latents_from(moments, torch.zeros_like(noise), 0.25), mean * 0.25)

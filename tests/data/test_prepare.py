@@ -28,18 +28,18 @@ MakeJob = Callable[[str], Job]
 # What the files hold.
 
 
-def test_latents_are_those_of_the_images_drawn_with_the_seed_of_the_example(made: MakeJob) -> None:
+def test_latents_are_those_of_the_images_with_the_noise_of_the_seed_of_the_example(made: MakeJob) -> None:
     job = made("latents")
     assert job.latents is not None
     images = load_images(job.data)
-    drawn = open_job(job).validation.pick(torch.arange(6), seeds(6))
+    picked = open_job(job).validation.pick(torch.arange(6), seeds(6))
     mean, std = LatentEncoder(job.latents).encode(images.validation.images).chunk(2, dim=1)
     noise = torch.stack([torch.randn(2, 8, 8, generator=keyed_generator(seed, "latent", 0)) for seed in range(6)])
     # 1e-6: the shards were encoded five and one together.
-    torch.testing.assert_close(drawn.images, (mean + std * noise) * job.latents.scale, rtol=0, atol=1e-6)
-    assert images.validation.labels is not None and drawn.labels is not None
-    assert torch.equal(drawn.labels, images.validation.labels)
-    assert drawn.text is None
+    torch.testing.assert_close(picked.images, (mean + std * noise) * job.latents.scale, rtol=0, atol=1e-6)
+    assert images.validation.labels is not None and picked.labels is not None
+    assert torch.equal(picked.labels, images.validation.labels)
+    assert picked.text is None
 
 
 def test_an_example_is_a_function_of_its_index_and_seed(made: MakeJob) -> None:
@@ -54,18 +54,18 @@ def test_an_example_is_a_function_of_its_index_and_seed(made: MakeJob) -> None:
 
 
 @pytest.mark.parametrize("what", ["text", "both"])
-def test_the_text_of_an_example_is_the_feature_of_the_caption_that_its_seed_draws(what: str, made: MakeJob) -> None:
+def test_the_text_of_an_example_is_the_feature_of_the_caption_that_its_seed_chooses(what: str, made: MakeJob) -> None:
     job = made(what)
     assert job.text is not None
-    indices, drawn = torch.arange(18), seeds(18, first=40)
-    captions = load_images(job.data).train.pick(indices, drawn).captions
-    text = open_job(job).train.pick(indices, drawn).text
+    indices, chosen = torch.arange(18), seeds(18, first=40)
+    captions = load_images(job.data).train.pick(indices, chosen).captions
+    text = open_job(job).train.pick(indices, chosen).text
     assert captions is not None and text is not None and text.dtype == torch.float32
     # 2e-3: kept in 16 bits, of numbers up to 4.
     torch.testing.assert_close(text, TextEncoder(job.text).encode(captions), rtol=0, atol=2e-3)
 
 
-def test_every_caption_of_an_image_is_drawn(made: MakeJob) -> None:
+def test_every_caption_of_an_image_is_chosen(made: MakeJob) -> None:
     job = made("text")
     train, captions = open_job(job).train, load_images(job.data).train.captions
     assert captions is not None and max(map(len, captions)) == 3
