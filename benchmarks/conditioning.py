@@ -28,7 +28,7 @@ from scalelong.config.inputs import open_inputs
 from scalelong.data import ImageSet, load_images
 from scalelong.runs import Run
 from scalelong.runs.model import load_network
-from scalelong.sampling.sample_run import draw, with_sampling
+from scalelong.sampling.sample_run import sample_network, with_sampling
 from scalelong.training.validation import Validation
 
 
@@ -69,7 +69,7 @@ def judge_classes(network: nn.Module, config: Config, options: argparse.Namespac
     found = {}
     for guidance in options.guidance:
         guided = with_sampling(config, guidance=guidance, sampler=options.sampler, steps=options.steps)
-        images = draw(network, guided, conditioning_of(config), condition, count=options.images)
+        images = sample_network(network, guided, conditioning_of(config), condition, count=options.images)
         assert condition.labels is not None
         found[guidance] = accuracy(classifier, images, condition.labels)
         print(f"guidance {guidance:g}: {share(found[guidance], options.images)} as asked", flush=True)

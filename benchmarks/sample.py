@@ -5,14 +5,15 @@
     python benchmarks/sample.py --compile                               # as `scalelong sample --compile`
     python benchmarks/sample.py --threads 1 --clock cpu --json sample.json      # on a machine that is busy
 
-Each round draws, in random order, the same images with `Sampler.draw`, which `scalelong sample` calls for every block,
-and with the loop of diffusers' `DDPMPipeline`: the same network, `DDPMScheduler`, times, clipping and noise. Guided
-cases go through two forwards with the plain loop, and with ours through one of both halves where that is faster. The
-plain loop has a process of its own, without the memory setting of `scalelong sample`, and is never compiled. That both
-drew the same images, to one grey level, is checked first. Large square matrix products run before, between and after
-them. A ratio is taken within its round, and the median over the rounds is given with its 95 % interval, so that other
-load on the machine meets both sides; `best` compares the fastest turns, whenever they were. The networks are not
-trained: that changes the images and not the time. Nor is the time counted that it takes to compile.
+Each round samples, in random order, the same images with `Sampler.sample_batch`, which `scalelong sample` calls for
+every block, and with the loop of diffusers' `DDPMPipeline`: the same network, `DDPMScheduler`, times, clipping and
+noise. Guided cases go through two forwards with the plain loop, and with ours through one of both halves where that is
+faster. The plain loop has a process of its own, without the memory setting of `scalelong sample`, and is never
+compiled. That both sampled the same images, to one grey level, is checked first. Large square matrix products run
+before, between and after them. A ratio is taken within its round, and the median over the rounds is given with its 95
+% interval, so that other load on the machine meets both sides; `best` compares the fastest turns, whenever they were.
+The networks are not trained: that changes the images and not the time. Nor is the time counted that it takes to
+compile.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ def measure(name: str, options: argparse.Namespace) -> Result:
     (model, batch, guided), clock = CASES[name], CLOCKS[options.clock]
     config = configure(model, batch, guided, options.steps)
     network, conditioning = lay_out(build_model(config).eval(), config.training, "cpu"), conditioning_of(config)
-    artist = Sampler(network, config, conditioning, lambda own: spread_labels(config, own.stop))
-    ours, plain = lambda: artist.draw(range(batch)), plain_loop(network, config, conditioning, batch)
+    sampler = Sampler(network, config, conditioning, lambda own: spread_labels(config, own.stop))
+    ours, plain = lambda: sampler.sample_batch(range(batch)), plain_loop(network, config, conditioning, batch)
     operations = count_operations(ours)
     # Both must do the same work, or the ratio means nothing; inside compiled code it cannot be counted.
     assert count_operations(plain) == operations

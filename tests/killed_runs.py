@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 
 from scalelong.cli.commands import app
 from scalelong.data import Batch
-from scalelong.evaluation import Evaluator, periodic
+from scalelong.evaluation import Evaluator, during_training
 from scalelong.monitor.monitor import SkipMonitor
 from scalelong.monitor.readings import with_nulls
 from scalelong.runs import Run
@@ -180,7 +180,7 @@ def keep_readings(plan: dict[str, Any], rank: int) -> None:
 
 def measure_slowly(seconds: float) -> None:
     """Let a grid and the figures of an evaluation take this long, and a collective fail after less."""
-    for module, name in ((due, "draw"), (periodic, "measure")):
+    for module, name in ((due, "sample_network"), (during_training, "figures_of")):
         setattr(module, name, delayed(getattr(module, name), seconds))
     torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=0.7 * seconds)
 

@@ -29,7 +29,7 @@ from scalelong.data.block_content import BlockEncoder
 from scalelong.data.config import LatentConfig, TextConfig
 from scalelong.data.prepare import Job, prepare
 from scalelong.data.prepared import PreparedData, open_prepared
-from scalelong.data.prepared_folder import PreparedFolder
+from scalelong.utils.blocks import BlockFolder
 from scalelong.utils.distributed import Rank
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sits", "on", "grass", "snow", "red", "blue", "small"]
@@ -195,7 +195,7 @@ def main(plans: list[dict[str, Any]]) -> None:
         out, chance = Path(plan["out"]), random.Random(plan.get("seed", 0))
         for _ in range(plan.get("kills", 0)):
             children = [fork(plan, rank) for rank in range(plan.get("processes", 1))]
-            wait_for_blocks(PreparedFolder(out), chance.randint(0, 2), children)
+            wait_for_blocks(BlockFolder(out), chance.randint(0, 2), children)
             time.sleep(chance.uniform(0, 0.03))
             for child in children:
                 os.kill(child, signal.SIGKILL)
@@ -219,7 +219,7 @@ def fork(plan: dict[str, Any], rank: int) -> int:
     os._exit(0)
 
 
-def wait_for_blocks(folder: PreparedFolder, more: int, children: list[int]) -> None:
+def wait_for_blocks(folder: BlockFolder, more: int, children: list[int]) -> None:
     """Return once so many further blocks are finished, or a child has ended."""
     count = len(folder.finished_names()) + more
     while not folder.path.exists() or len(folder.finished_names()) < count:

@@ -18,7 +18,7 @@ from scalelong.data import prepared as prepared_module
 from scalelong.data.encoders import LatentEncoder, TextEncoder
 from scalelong.data.prepare import Job, Work, prepare
 from scalelong.data.prepared import mapped
-from scalelong.data.prepared_folder import INDEX
+from scalelong.utils.blocks import INDEX
 from scalelong.utils.distributed import Rank
 from scalelong.utils.rng import keyed_generator
 

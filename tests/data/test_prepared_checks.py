@@ -24,7 +24,7 @@ from prepare_cases import (
 
 from scalelong.data import DataError
 from scalelong.data.prepare import Job, prepare
-from scalelong.data.prepared_folder import INDEX, read_signed, signed
+from scalelong.utils.blocks import INDEX, BlockError, read_signed, signed
 
 MakeJob = Callable[[str], Job]
 
@@ -108,8 +108,8 @@ def test_features_of_the_same_captions_elsewhere_are_accepted(tiny_root: Path, t
 def test_a_folder_of_another_version_is_refused(tmp_path: Path, made: MakeJob) -> None:
     job = copy_of(made("latents"), tmp_path / "copy")
     content = read_signed(job.folder / INDEX)
-    (job.folder / INDEX).write_bytes(signed(content | {"format": 2}))
-    with pytest.raises(DataError, match="was prepared by another version of scalelong"):
+    (job.folder / INDEX).write_bytes(signed(content | {"format": 0}))
+    with pytest.raises(BlockError, match="was made by another version of scalelong"):
         open_job(job)
 
 
@@ -141,7 +141,7 @@ def test_a_folder_that_is_not_finished_is_refused(
 def test_a_folder_with_other_files_is_left_alone(tiny_root: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.tex").write_text("years of work")
-    with pytest.raises(DataError, match="holds other files and no prepared data"):
+    with pytest.raises(BlockError, match="holds other files"):
         prepare(tiny_job(tiny_root, tmp_path / "work"))
     assert contents(tmp_path / "work") == {"thesis.tex": b"years of work"}
 

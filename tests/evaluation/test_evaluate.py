@@ -73,9 +73,9 @@ def count_draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     starts: list[int] = []
     original = evaluating.features_of
 
-    def features_of(artist: Sampler, network: FeatureNetwork, numbers: range, *rest: Any) -> Tensor:
+    def features_of(sampler: Sampler, network: FeatureNetwork, numbers: range, *rest: Any) -> Tensor:
         starts.append(numbers.start)
-        return original(artist, network, numbers, *rest)
+        return original(sampler, network, numbers, *rest)
 
     monkeypatch.setattr(evaluating, "features_of", features_of)
     return starts
@@ -86,9 +86,9 @@ def test_an_evaluation_holds_every_figure_with_its_interval_and_every_fact(fresh
     assert list(found.figures) == ["FD-features", "KID-features", "precision", "recall"]
     for figure in found.figures.values():
         assert figure.low is not None and figure.high is not None and figure.low <= figure.value <= figure.high
-    assert found.facts.keys() == NAMES.keys()
-    assert (found.facts["images"], found.facts["sampler"]) == (IMAGES, "ddim, 2 steps")
-    assert (found.facts["network"], found.facts["reference_images"]) == ("features.pt", 297)
+    assert found.fingerprint.keys() == NAMES.keys()
+    assert (found.fingerprint["images"], found.fingerprint["sampler"]) == (IMAGES, "ddim, 2 steps")
+    assert (found.fingerprint["network"], found.fingerprint["reference_images"]) == ("features.pt", 297)
     assert (found.step, found.weights) == (3, "ema")
     assert read_evaluations(fresh) == [found]
 
@@ -112,15 +112,15 @@ def test_an_interrupted_evaluation_goes_on_and_gives_the_same(
     fresh: Path, run: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = figures(evaluate_run(run, plan))
-    original = Sampler.draw
+    original = Sampler.sample_batch
 
-    def stop(artist: Sampler, numbers: range, *rest: Any) -> Tensor:
+    def stop(sampler: Sampler, numbers: range, *rest: Any) -> Tensor:
         if numbers.start >= 256:
             raise KeyboardInterrupt
-        return original(artist, numbers, *rest)
+        return original(sampler, numbers, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "draw", stop)
+        patch.setattr(Sampler, "sample_batch", stop)
         with pytest.raises(KeyboardInterrupt):
             evaluate_run(fresh, plan)
     seeds = count_draws(monkeypatch)
@@ -187,11 +187,11 @@ def test_an_evaluation_tells_how_many_images_are_read_described_and_drawn(
     evaluate_run(
         fresh,
         replace(plan, images=64, reference=None),
-        report=lambda what, done, count: seen.setdefault(what, []).append(done / count),
+        progress=lambda what, done, count: seen.setdefault(what, []).append(done / count),
     )
-    assert list(seen) == ["images of the dataset read", "images of the dataset described", "images drawn"]
+    assert list(seen) == ["images of the dataset read", "images of the dataset described", "images sampled"]
     assert all(shares == sorted(shares) and shares[-1] == 1 for shares in seen.values())
-    assert 0.5 in seen["images drawn"], "after the first of two steps"
+    assert 0.5 in seen["images sampled"], "after the first of two steps"
 
 
 def test_statistics_are_built_once_and_found_by_content(

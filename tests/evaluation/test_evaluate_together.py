@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from scalelong.evaluation import Evaluation, read_evaluations
 from scalelong.evaluation.evaluate import features_of
 from scalelong.runs import Run
 from scalelong.runs.model import load_network
-from scalelong.sampling import sample_run as sampling
 from scalelong.sampling.sample_run import Sampler, SampleRequest, conditions_of
 
 pytest.importorskip("torchmetrics")
@@ -70,14 +70,14 @@ def test_conditions_are_asked_for_batch_by_batch_and_the_decoder_is_made_once(
         def decode(self, latents: Tensor) -> Tensor:
             return latents
 
-    monkeypatch.setattr(sampling, "LatentEncoder", Decoder)
+    monkeypatch.setattr(import_module("scalelong.sampling.sample_run"), "LatentEncoder", Decoder)
     # A block that only says that there are latents; the network draws as before.
     latent = config.model_copy(update={"latents": SimpleLatents()})
-    artist = Sampler(
+    sampler = Sampler(
         load_network(config, checkpoint, "ema"), latent, conditioning, lambda own: asked.append(own) or conditions(own)
     )
     for block in (range(0, 128), range(128, 140)):
-        assert len(features_of(artist, tiny_network(), block)) == len(block)
+        assert len(features_of(sampler, tiny_network(), block)) == len(block)
     assert asked == [range(0, 64), range(64, 128), range(128, 140)]
     assert len(made) == 1
 

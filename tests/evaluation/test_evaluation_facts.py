@@ -18,8 +18,7 @@ from scalelong.evaluation import (
     read_evaluations,
     statistics_of,
 )
-from scalelong.evaluation.facts import check_reference, result_facts
-from scalelong.evaluation.results import NAMES, counterpart, record
+from scalelong.evaluation.results import NAMES, check_reference, counterpart, record, result_fingerprint
 
 FACTS = {
     "network": "inception",
@@ -52,9 +51,9 @@ def test_figures_with_equal_facts_are_subtracted() -> None:
 def test_the_latest_comparable_evaluation_of_the_same_weights_is_the_counterpart() -> None:
     one, other, raw = evaluation(), evaluation(images=100), replace(evaluation(), weights="raw")
     early, late = replace(one, step=1), replace(one, step=2)
-    assert counterpart(one.facts, "ema", [early, late, raw, other]) == late
-    assert counterpart(one.facts, "ema", [early, raw, other][1:]) == raw
-    assert counterpart(one.facts, "ema", [other]) == other
+    assert counterpart(one.fingerprint, "ema", [early, late, raw, other]) == late
+    assert counterpart(one.fingerprint, "ema", [early, raw, other][1:]) == raw
+    assert counterpart(one.fingerprint, "ema", [other]) == other
 
 
 def test_a_reference_of_another_network_is_refused() -> None:
@@ -80,7 +79,7 @@ def test_a_reference_of_pytorch_fid_goes_with_the_released_weights_only() -> Non
 def test_images_of_captions_say_how_many_different_ones_there_were() -> None:
     config, network = load_recipe("flickr-tiny", ["data.validation_count=30"]), tiny_network()
     reference = reference_of(gaussians(20, 16, 0), network)
-    assert [result_facts(config, network, reference, images)["captions"] for images in (20, 40)] == [20, 30]
+    assert [result_fingerprint(config, network, reference, images)["captions"] for images in (20, 40)] == [20, 30]
 
 
 def test_later_evaluations_replace_those_of_the_same_facts_and_keep_the_others(tmp_path: Path) -> None:

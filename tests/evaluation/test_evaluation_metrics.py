@@ -16,9 +16,9 @@ from scalelong.evaluation import (
     frechet_figure,
     kernel_distance,
     precision_recall,
+    statistics_of,
 )
 from scalelong.evaluation.metrics import all_radii, coverage, distances_by_covariance, distances_by_gram, wilson
-from scalelong.evaluation.statistics import statistics_of
 
 scipy_linalg = pytest.importorskip("scipy.linalg")
 

@@ -5,30 +5,42 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from scalelong.evaluation.blocks import Blocks
-from scalelong.utils.distributed import Rank
+from scalelong.evaluation.feature_network import Describe, fill_features, stored_features
+from scalelong.utils.blocks import Progress
+from scalelong.utils.distributed import SINGLE, Rank
 
 
-def count_up(numbers: range, told: Callable[[float], None]) -> Tensor:
+def count_up(numbers: range, progress: Callable[[float], None]) -> Tensor:
     """Features that are the numbers of their images."""
-    told(0.5)
+    progress(0.5)
     return torch.tensor(numbers).float()[:, None]
+
+
+def compute(
+    folder: Path, count: int, rank: Rank = SINGLE, describe: Describe = count_up, progress: Progress = lambda *_: None
+) -> Tensor | None:
+    if not fill_features(folder, {"network": "numbers"}, count, describe, rank, progress):
+        return None
+    return torch.cat(list(stored_features(folder, count)))
 
 
 def test_the_first_process_waits_for_the_blocks_of_the_others(tmp_path: Path) -> None:
     own_is_made, found = threading.Event(), []
 
-    blocks = Blocks(tmp_path / "blocks", {"network": "numbers"}, 300, count_up, lambda *_: own_is_made.set())
-    first = threading.Thread(target=lambda: found.append(blocks.compute(Rank(0, 2))), daemon=True)
+    def first_process() -> None:
+        found.append(compute(tmp_path / "blocks", 300, Rank(0, 2), progress=lambda *_: own_is_made.set()))
+
+    first = threading.Thread(target=first_process, daemon=True)
     first.start()
     assert own_is_made.wait(timeout=60)
     first.join(timeout=0.5)
     assert first.is_alive() and not found
-    blocks.compute(Rank(1, 2))
+    compute(tmp_path / "blocks", 300, Rank(1, 2))
     first.join(timeout=60)
     assert torch.equal(found[0], torch.arange(300.0)[:, None])
 
@@ -36,35 +48,35 @@ def test_the_first_process_waits_for_the_blocks_of_the_others(tmp_path: Path) ->
 def test_blocks_are_dealt_out_by_number(tmp_path: Path) -> None:
     made: list[int] = []
 
-    def make(numbers: range, told: Callable[[float], None]) -> Tensor:
+    def make(numbers: range, progress: Callable[[float], None]) -> Tensor:
         made.append(numbers.start)
-        return count_up(numbers, told)
+        return count_up(numbers, progress)
 
-    blocks = Blocks(tmp_path / "blocks", {"network": "numbers"}, 1000, make)
-    assert blocks.compute(Rank(1, 2)) is None
+    folder = tmp_path / "blocks"
+    assert compute(folder, 1000, Rank(1, 2), make) is None
     assert made == [256, 768]
-    all_of_them = blocks.compute(Rank(0, 2))
+    all_of_them = compute(folder, 1000, Rank(0, 2), make)
     assert made == [256, 768, 0, 512]
     assert all_of_them is not None and torch.equal(all_of_them, torch.arange(1000.0)[:, None])
-    assert blocks.compute(Rank(1, 2)) is None
+    assert compute(folder, 1000, Rank(1, 2), make) is None
     assert made == [256, 768, 0, 512], "a process that comes late makes nothing again"
 
 
 def test_a_process_that_was_slow_does_not_make_again_what_others_have_finished(tmp_path: Path) -> None:
     made: list[int] = []
 
-    def make(numbers: range, told: Callable[[float], None]) -> Tensor:
+    def make(numbers: range, progress: Callable[[float], None]) -> Tensor:
         made.append(numbers.start)
         if made == [256]:
             # Meanwhile a command with one process comes, does everything and finishes the folder.
-            Blocks(tmp_path / "blocks", {}, 1000, count_up).compute()
-        return count_up(numbers, told)
+            compute(tmp_path / "blocks", 1000)
+        return count_up(numbers, progress)
 
-    Blocks(tmp_path / "blocks", {}, 1000, make).compute(Rank(1, 2))
+    compute(tmp_path / "blocks", 1000, Rank(1, 2), make)
     assert made == [256]
 
 
 def test_progress_moves_within_a_block(tmp_path: Path) -> None:
-    seen: list[tuple[float, int]] = []
-    Blocks(tmp_path / "blocks", {}, 300, count_up, lambda *done: seen.append(done)).compute()
+    seen: list[Any] = []
+    compute(tmp_path / "blocks", 300, progress=lambda *done: seen.append(done))
     assert seen == [(0, 300), (128, 300), (256, 300), (278, 300), (300, 300)]

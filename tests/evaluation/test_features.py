@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from scalelong.evaluation import FeatureError, load_features
 from scalelong.evaluation import features as feature_networks
 from scalelong.evaluation.feature_network import BATCH, FeatureNetwork, Resize
-from scalelong.evaluation.features import INCEPTION_FILE, load_inception
+from scalelong.evaluation.features import INCEPTION_FILE, load_inception, load_transformers, read_resize
 from scalelong.evaluation.inception import FIDInception
-from scalelong.evaluation.vision import load_transformers, read_resize
 
 
 @pytest.fixture(scope="module")

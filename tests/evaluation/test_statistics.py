@@ -14,12 +14,11 @@ from scalelong.evaluation import (
     Reference,
     frechet_distance,
     load_reference,
-    references,
     save_reference,
     statistics_of,
 )
 from scalelong.evaluation.metrics import shuffled
-from scalelong.evaluation.statistics import StatisticsError
+from scalelong.evaluation.reference import StatisticsError, pick
 
 np = pytest.importorskip("numpy")
 
@@ -68,7 +67,7 @@ def test_a_reference_is_read_back_to_the_bit(reference: Reference, tmp_path: Pat
     assert torch.equal(found.statistics.mean, reference.statistics.mean)
     assert torch.equal(found.statistics.covariance, reference.statistics.covariance)
     assert found.statistics.count == 50
-    assert found.facts == reference.facts
+    assert found.fingerprint == reference.fingerprint
     assert isinstance(found.features, Tensor) and isinstance(reference.features, Tensor)
     assert torch.equal(found.features, reference.features)
 
@@ -89,7 +88,7 @@ def test_we_read_the_file_of_pytorch_fid(compress, tmp_path: Path) -> None:
     features = gaussians(50, 7, 0).numpy()
     compress(str(tmp_path / "theirs.npz"), mu=features.mean(0), sigma=np.cov(features, rowvar=False))
     found = load_reference(tmp_path / "theirs.npz")
-    assert found.facts == {} and found.features is None and found.statistics.count is None
+    assert found.fingerprint == {} and found.features is None and found.statistics.count is None
     assert frechet_distance(found.statistics, statistics_of(gaussians(50, 7, 0))) == pytest.approx(0, abs=1e-7)
 
 
@@ -146,6 +145,6 @@ def test_a_file_of_raw_features_is_not_taken_for_statistics(reference: Reference
 
 
 def test_features_kept_of_a_stream_are_those_kept_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(references, "KEPT", 30)
+    monkeypatch.setattr("scalelong.evaluation.reference.KEPT", 30)
     features = gaussians(100, 3, 0)
-    assert torch.equal(references.pick(iter(features.split([1, 50, 20, 29])), 100), shuffled(features)[:30])
+    assert torch.equal(pick(iter(features.split([1, 50, 20, 29])), 100), shuffled(features)[:30])

@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from threading import Thread
@@ -28,12 +29,15 @@ from scalelong.cli import progress
 from scalelong.cli.commands import app
 from scalelong.diffusion import SAMPLERS
 from scalelong.diffusion.guidance import Condition
-from scalelong.runs import RunError
 from scalelong.sampling import SampleRequest, sample_run
-from scalelong.sampling import sample_run as sampling
-from scalelong.sampling.sample_folder import SampleFolder, images_in, read_image
+from scalelong.sampling.images import read_image
+from scalelong.sampling.sample_folder import SampleFolder, images_in
 from scalelong.sampling.sample_run import Sampler, title, with_sampling
+from scalelong.utils.atomic import Busy, locked
+from scalelong.utils.blocks import BlockError
 from scalelong.utils.distributed import Rank
+
+sampling = import_module("scalelong.sampling.sample_run")  # The package's name for it is the function's.
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +69,9 @@ class Painting:
         self.drawn: list[range] = []
 
     def __call__(self) -> Callable[[range, Callable[[float], None]], Tensor]:
-        return self.draw
+        return self.sample
 
-    def draw(self, numbers: range, progress: Callable[[float], None]) -> Tensor:
+    def sample(self, numbers: range, progress: Callable[[float], None]) -> Tensor:
         if len(self.drawn) == self.limit:
             raise Interrupted
         time.sleep(self.wait)
@@ -77,14 +81,22 @@ class Painting:
 
 
 def place(folder: Path, count: int = 10, batch: int = 4, **settings: Any) -> SampleFolder:
-    return SampleFolder(folder / "images", {"seed": 0, **settings}, count, batch, (1, 8, 8))
+    return SampleFolder(folder / "images", {"seed": 0, **settings}, count, batch)
 
 
 def fill(folder: SampleFolder, painting: Painting | None = None, rank: Rank | None = None) -> list[range]:
-    """The blocks that were drawn."""
+    """The blocks that were sampled."""
     painting = painting or Painting()
     folder.fill(painting, rank or Rank())
     return painting.drawn
+
+
+def blocks_of(folder: SampleFolder) -> list[range]:
+    return list(folder.blocks.values())
+
+
+def visible(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
 @pytest.fixture
@@ -104,10 +116,10 @@ def test_an_interrupted_folder_is_absent_and_goes_on_where_it_was(
         fill(folder, Painting(limit=blocks))
     assert not folder.folder.exists()
     assert len(images_in(folder.partial)) == 4 * blocks
-    assert fill(folder) == folder.blocks[blocks:]
+    assert fill(folder) == blocks_of(folder)[blocks:]
     assert contents(folder.folder) == fresh
     assert fill(folder) == []
-    assert {path.name for path in tmp_path.iterdir()} == {"images", "images.json"}
+    assert visible(tmp_path) == {"images", "images.json"}
 
 
 def test_a_block_of_which_files_are_missing_or_damaged_is_drawn_again(tmp_path: Path, fresh: dict[str, bytes]) -> None:
@@ -118,7 +130,7 @@ def test_a_block_of_which_files_are_missing_or_damaged_is_drawn_again(tmp_path: 
     whole = (folder.partial / "000006.png").read_bytes()
     (folder.partial / "000006.png").write_bytes(whole[: len(whole) // 2])
     (folder.partial / ".tmp-000009.png").write_bytes(b"half")
-    assert fill(folder) == folder.blocks
+    assert fill(folder) == blocks_of(folder)
     assert contents(folder.folder) == fresh
 
 
@@ -129,7 +141,7 @@ def test_a_finished_folder_that_lost_images_gets_them_back(tmp_path: Path, fresh
     (folder.folder / "000009.png").write_bytes(b"")
     assert fill(folder) == [range(4, 8), range(8, 10)]
     assert contents(folder.folder) == fresh
-    assert {path.name for path in tmp_path.iterdir()} == {"images", "images.json"}
+    assert visible(tmp_path) == {"images", "images.json"}
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -161,9 +173,9 @@ def test_images_of_other_settings_are_never_mixed(blocks: int, tmp_path: Path) -
     else:
         fill(place(tmp_path))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.png")}
-    with pytest.raises(RunError, match=r"holds images with other settings \(seed 0 → 1\): give the same ones, or remo"):
+    with pytest.raises(BlockError, match=r"was made with other settings \(seed 0 → 1\): give the same ones, or remo"):
         fill(place(tmp_path, seed=1))
-    with pytest.raises(RunError, match=r"\(batch 4 → 5\)"):
+    with pytest.raises(BlockError, match=r"\(batch 4 → 5\)"):
         fill(place(tmp_path, batch=5))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.png")} == before
     shutil.rmtree(tmp_path / ("images.partial" if blocks < 3 else "images"))
@@ -173,13 +185,13 @@ def test_images_of_other_settings_are_never_mixed(blocks: int, tmp_path: Path) -
 def test_fewer_images_do_not_throw_away_an_interrupted_drawing_of_more(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         fill(place(tmp_path), Painting(limit=2))
-    with pytest.raises(RunError, match="holds 8 of 10 images of an interrupted command: go on with -n 10, or remove"):
+    with pytest.raises(BlockError, match="holds 8 of 10 images of an interrupted command: resume it with -n 10"):
         fill(place(tmp_path, 3))
 
 
 def test_two_commands_cannot_draw_into_one_folder(tmp_path: Path) -> None:
     folder = place(tmp_path)
-    with folder._locked(), pytest.raises(RunError, match="another process is drawing into"):
+    with locked(folder.lock_file, "busy"), pytest.raises(Busy, match="another process is sampling into"):
         fill(folder)
 
 
@@ -195,7 +207,7 @@ def test_processes_share_the_blocks_and_write_the_files_of_one(
         thread.join(timeout=20)
     assert not any(thread.is_alive() for thread in threads)
     assert contents(folder.folder) == fresh
-    assert [painting.drawn for painting in paintings] == [folder.blocks[rank::world] for rank in range(world)]
+    assert [painting.drawn for painting in paintings] == [blocks_of(folder)[rank::world] for rank in range(world)]
 
 
 def test_processes_begin_anew_where_a_partial_folder_was_removed_and_its_settings_left(
@@ -241,10 +253,10 @@ def test_progress_counts_the_images_of_all_processes(tmp_path: Path) -> None:
 
     def halfway(numbers: range, progress: Callable[[float], None]) -> Tensor:
         progress(0.5)
-        return Painting().draw(numbers, progress)
+        return Painting().sample(numbers, progress)
 
     folder.fill(lambda: halfway, Rank(), lambda *done: seen.append(done))
-    assert seen == [(6.0, 10), (9.0, 10), (10, 10)]
+    assert seen == [(4, 10), (4, 10), (6.0, 10), (8, 10), (9.0, 10), (10, 10)]
 
 
 # Real runs
@@ -269,18 +281,18 @@ def draw(run: Path, *, count: int = 10, batch: int = 4, sampler: str = "ddpm", *
 
 
 def test_an_interrupted_drawing_of_a_run_ends_as_one_that_was_not(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, original, calls = draw(run), Sampler.draw, []
+    whole, original, calls = draw(run), Sampler.sample_batch, []
 
-    def draw_one_block(artist: Sampler, numbers: range, progress: Any) -> Tensor:
+    def draw_one_block(sampler: Sampler, numbers: range, progress: Any) -> Tensor:
         if calls:
             raise Interrupted
         calls.append(numbers)
-        return original(artist, numbers, progress)
+        return original(sampler, numbers, progress)
 
-    monkeypatch.setattr(Sampler, "draw", draw_one_block)
+    monkeypatch.setattr(Sampler, "sample_batch", draw_one_block)
     with pytest.raises(Interrupted):
         draw(run)
-    monkeypatch.setattr(Sampler, "draw", original)
+    monkeypatch.setattr(Sampler, "sample_batch", original)
     assert contents(sample_run(run, 10, steps=3, sampler="ddpm", batch=4)) == whole
 
 
@@ -316,15 +328,15 @@ def test_a_class_and_a_prompt_are_both_told_to_a_network_that_takes_both(monkeyp
     monkeypatch.setattr(sampling, "TextEncoder", Lengths)
     both = ("data.label_column=label", "labels.classes=3", "data.caption_column=text", "text={encoder: x, width: 1}")
     config = load_recipe("digits", both)
-    for wish, labels in ((SampleRequest(2, "dog"), [2, 2]), (SampleRequest(None, "dog"), [1, 2])):
-        condition = sampling.conditions_of(config, wish)[1](range(4, 6))
+    for request, labels in ((SampleRequest(2, "dog"), [2, 2]), (SampleRequest(None, "dog"), [1, 2])):
+        condition = sampling.conditions_of(config, request)[1](range(4, 6))
         assert condition.labels is not None and condition.labels.tolist() == labels
         assert condition.text is not None and condition.text.flatten().tolist() == [3.0, 3.0]
     captions = Condition(torch.tensor([0, 1]), torch.ones(2, 1, 1))
     monkeypatch.setattr(sampling, "open_inputs", lambda config: SimpleNamespace(empty_text=torch.zeros(1, 1)))
     monkeypatch.setattr(sampling, "validation_condition", lambda *_, **__: captions)
-    for wish, labels in ((SampleRequest(2), [2, 2]), (SampleRequest(), [0, 1])):
-        condition = sampling.conditions_of(config, wish)[1](range(4, 6))
+    for request, labels in ((SampleRequest(2), [2, 2]), (SampleRequest(), [0, 1])):
+        condition = sampling.conditions_of(config, request)[1](range(4, 6))
         assert condition.labels is not None and condition.labels.tolist() == labels
         assert condition.text is captions.text
 
@@ -333,8 +345,8 @@ def test_the_name_tells_prompts_apart() -> None:
     from scalelong.config import load_recipe
 
     config = with_sampling(load_recipe("digits"), sampler="heun", steps=20)
-    wishes = [SampleRequest(), SampleRequest(prompt="a dog"), SampleRequest(prompt="a cat")]
-    titles = [title(config, wish, 8, "ema", 5) for wish in wishes]
+    requests = [SampleRequest(), SampleRequest(prompt="a dog"), SampleRequest(prompt="a cat")]
+    titles = [title(config, request, 8, "ema", 5) for request in requests]
     assert titles[0] == "step-000008-ema-seed-5-heun-20-steps"
     assert len(set(titles)) == 3 and all(re.fullmatch(r"[\w.-]+", name) for name in titles)
 
@@ -343,8 +355,8 @@ def test_images_of_weights_that_are_no_longer_there_are_not_taken_for_those_of_t
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw(run)
-    monkeypatch.setattr("scalelong.sampling.sample_run.weights_digest", lambda checkpoint, weights: "other")
-    with pytest.raises(RunError, match="holds images with other settings"):
+    monkeypatch.setattr(sampling, "weights_digest", lambda checkpoint, weights: "other")
+    with pytest.raises(BlockError, match="was made with other settings"):
         sample_run(run, 10, steps=3, sampler="ddpm", batch=4)
 
 
@@ -364,7 +376,7 @@ def test_sample_says_how_far_it_is_on_stderr_and_the_result_on_stdout(
     result = command(*arguments)
     folder = run / "samples" / "step-000008-ema-seed-0-unipc-2-steps"
     assert result.stdout == f"4 images and grid.png: {folder}\n", result.output
-    assert result.stderr.splitlines() == [f"{done} of 4 images" for done in (1, 2, 3, 4, 4)]
+    assert result.stderr.splitlines() == [f"{done} of 4 images" for done in (0, 1, 2, 2, 3, 4, 4)]
     again = command(*arguments)
     assert (again.stdout, again.stderr) == (result.stdout, "")
 
@@ -373,11 +385,11 @@ def test_an_interruption_ends_in_one_line_and_is_gone_on_from(run: Path, monkeyp
     forget(run)
     arguments = ("sample", run, "-n", 4, "--steps", 2)
 
-    def interrupt(artist: Sampler, numbers: range, progress: Any) -> Tensor:
+    def interrupt(sampler: Sampler, numbers: range, progress: Any) -> Tensor:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "draw", interrupt)
+        patch.setattr(Sampler, "sample_batch", interrupt)
         result = command(*arguments)
     assert result.exit_code == 130
     assert result.stderr == "stopped: what is finished is kept, and the same command goes on with the rest\n"
@@ -406,7 +418,7 @@ def test_images_of_a_network_that_overflows_are_black_there_and_it_is_said(
         images[1, 0, 0] = float("nan")
         return images
 
-    monkeypatch.setattr("scalelong.sampling.sample_run.sample", broken)
+    monkeypatch.setattr(sampling, "sample", broken)
     files = pixels(draw(run, count=3, batch=3))
     assert files[1, 0, 0].eq(0).all() and files[0].eq(255).all()
     assert "1 of the images 0 to 2 are not numbers everywhere, and black there" in caplog.text

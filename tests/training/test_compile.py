@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from scalelong.cli.commands import app
 from scalelong.runs import Run
 from scalelong.sampling import sample_run
-from scalelong.sampling.sample_folder import images_in, read_image
+from scalelong.sampling.images import read_image
+from scalelong.sampling.sample_folder import images_in
 
 EVALUATED = ("training.validate_every=4", "training.sample_every=8", "optim.warmup_steps=1", "data.validation_count=8")
 

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from scalelong.config import build_model
 from scalelong.config.conditioning import conditioning_of
 from scalelong.diffusion.guidance import NOTHING
-from scalelong.evaluation import Evaluator, NotComparable, Plan, evaluate_run, periodic, read_evaluations
+from scalelong.evaluation import Evaluator, NotComparable, Plan, during_training, evaluate_run, read_evaluations
 from scalelong.evaluation.results import check_comparable
 from scalelong.runs import Run
 from scalelong.training import Display, Result
+from scalelong.utils.distributed import SINGLE
 
 pytest.importorskip("torchmetrics")
 
@@ -116,7 +117,7 @@ def test_evaluations_are_in_float32_whatever_the_precision_of_training(tmp_path:
 def test_evaluations_are_of_guided_images_where_the_recipe_guides(tmp_path: Path) -> None:
     guided = ("data.label_column=label", "labels.classes=10", "labels.drop=0.2", "sampling.guidance=2.0")
     run_evaluated(tmp_path / "run", *guided, "training.steps=2")
-    assert read_evaluations(tmp_path / "run")[-1].facts["sampler"] == "ddim, 2 steps, guidance 2"
+    assert read_evaluations(tmp_path / "run")[-1].fingerprint["sampler"] == "ddim, 2 steps, guidance 2"
     assert_as_evaluated_afterwards(tmp_path / "run")
     plain = evaluate_run(tmp_path / "run", Plan(IMAGES, ("ema", "raw"), "net.pt", sampling={"guidance": 1.0}))
     assert [one.figures for one in plain] != [one.figures for one in read_evaluations(tmp_path / "run")[:2]]
@@ -124,11 +125,13 @@ def test_evaluations_are_of_guided_images_where_the_recipe_guides(tmp_path: Path
 
 def test_what_sharded_weights_draw_says_their_precision(tmp_path: Path) -> None:
     config = tiny(*EVALUATED, "training.precision=bf16")
-    granted = (conditioning_of(config), NOTHING)
-    alone, sharded = (Evaluator.open(config, tmp_path, granted, together=flag) for flag in (False, True))
-    assert [one.facts()["precision"] for one in (alone, sharded)] == ["fp32", "bf16"]
-    with pytest.raises(NotComparable, match="the precision of the drawing is 'fp32' and 'bf16'"):
-        check_comparable(alone.facts(), sharded.facts())
+    alone, sharded = (
+        Evaluator.open(config, tmp_path, conditioning_of(config), NOTHING, rank=SINGLE, uses_fsdp=flag)
+        for flag in (False, True)
+    )
+    assert [one.fingerprint["precision"] for one in (alone, sharded)] == ["fp32", "bf16"]
+    with pytest.raises(NotComparable, match="the precision of the sampling is 'fp32' and 'bf16'"):
+        check_comparable(alone.fingerprint, sharded.fingerprint)
 
 
 def test_blocks_that_another_step_left_behind_are_not_taken_for_its_own(
@@ -136,7 +139,7 @@ def test_blocks_that_another_step_left_behind_are_not_taken_for_its_own(
 ) -> None:
     """As after a kill between two evaluations, where nobody tidied up."""
     config = tiny(*EVALUATED, "evaluation.images=40")
-    evaluator = Evaluator.open(config, tmp_path, (conditioning_of(config), NOTHING))
+    evaluator = Evaluator.open(config, tmp_path, conditioning_of(config), NOTHING, rank=SINGLE, uses_fsdp=False)
     values = [
         evaluator.evaluate(build_model(tiny(*EVALUATED, f"seed={step}")).eval(), step, "ema", lambda: False)
         for step in (1, 2)
@@ -164,7 +167,7 @@ def test_a_run_stopped_between_evaluations_goes_on_without_losing_or_repeating_o
 def test_a_signal_stops_an_evaluation_which_is_made_up_for_when_the_run_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, original = [], periodic.features_of
+    calls, original = [], during_training.features_of
 
     def features_of(*arguments: Any) -> Tensor:
         calls.append(arguments)
@@ -173,7 +176,7 @@ def test_a_signal_stops_an_evaluation_which_is_made_up_for_when_the_run_goes_on(
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(periodic, "features_of", features_of)
+        patch.setattr(during_training, "features_of", features_of)
         stopped = run_evaluated(tmp_path / "run")
     assert (stopped.step, stopped.signal, len(calls)) == (4, signal.SIGTERM, 5)
     assert [one.step for one in read_evaluations(tmp_path / "run")] == [2, 2]

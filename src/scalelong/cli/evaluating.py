@@ -77,9 +77,9 @@ def stats(
         config = choose_data(data, overrides or [], size)
         with shown_progress() as show:
             path = build_reference(
-                config, load_features(network), images=images, folder=out, rank=Rank.here(), report=show
+                config, load_features(network), images=images, folder=out, rank=Rank.here(), progress=show
             )
-        if path is not None:
+        if Rank.here().index == 0:
             found = load_reference(path)
             typer.echo(f"{found.statistics.count} images, {found.statistics.width} features of {network}: {path}")
 
@@ -116,8 +116,8 @@ def evaluate(
         )
         # Read before the figures are written: they may go to the same file.
         others = [] if compare is None else read_others(compare)
-        with shown_progress() as report:
-            found = evaluate_run(run, plan, rank=Rank.here(), report=report, others=others)
+        with shown_progress() as progress:
+            found = evaluate_run(run, plan, rank=Rank.here(), progress=progress, others=others)
         if found:
             show(found, run)
         for one in found if others else []:
@@ -174,7 +174,7 @@ def show(found: list[Evaluation], run: Path) -> None:
         table.add_row(str(one.step), one.weights, *map(str, one.figures.values()))
     console.width = max(console.width, natural_width(table))
     console.print(table)
-    facts = found[0].facts
+    facts = found[0].fingerprint
     captions = "" if facts["captions"] is None else f" of {facts['captions']} captions"
     print_line(
         f"{facts['images']} images{captions}, {facts['sampler']}, against {facts['reference_images']} images; network "
@@ -188,6 +188,6 @@ def show_comparison(one: Evaluation, others: list[Evaluation]) -> None:
     from ..evaluation.results import counterpart
     from .tables import print_line
 
-    other = counterpart(one.facts, one.weights, others)
+    other = counterpart(one.fingerprint, one.weights, others)
     parts = (f"{name} {value:+.4g}" for name, value in compare(other, one).items())
     print_line(f"{one.weights} compared with step {other.step}, {other.weights}: {', '.join(parts)}")

@@ -114,7 +114,7 @@ def open_evaluator(*arguments: Any, **options: Any) -> Any:
     from .progress import shown_progress
 
     with shown_progress() as show:
-        return Evaluator.open(*arguments, **options, report=show)
+        return Evaluator.open(*arguments, **options, progress=show)
 
 
 def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) -> Config:
@@ -182,7 +182,7 @@ def sample(
                 steps=steps,
                 sampler=sampler,
                 guidance=guidance,
-                wish=SampleRequest(label, prompt),
+                request=SampleRequest(label, prompt),
                 seed=seed,
                 weights="ema" if weights == "ema" else "raw",
                 checkpoint=checkpoint,

@@ -125,7 +125,7 @@ def read_distances(folder: Path, wanted: EvaluationConfig) -> tuple[str | None, 
     """The Fréchet distance over the steps, evaluated as the recipe says; of EMA weights if they were."""
     found = evaluations(folder, wanted)
     averaged = [one for one in found if one.weights == "ema"] or found
-    same = [one for one in averaged if one.facts == averaged[-1].facts]
+    same = [one for one in averaged if one.fingerprint == averaged[-1].fingerprint]
     if not same:
         return None, Series()
     name = distance_of(same[-1])
@@ -149,7 +149,9 @@ def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:
     names = {wanted.network, wanted.network.partition(":")[0], Path(wanted.network).name}
     # A run's own evaluations begin with image 0; others were made by hand.
     own = [one for one in there if one.seed == 0]
-    same = [one for one in own if one.facts.get("network") in names and one.facts.get("images") == wanted.images]
+    same = [
+        one for one in own if one.fingerprint.get("network") in names and one.fingerprint.get("images") == wanted.images
+    ]
     return [one for one in same if distance_of(one)]
 
 

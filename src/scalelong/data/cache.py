@@ -10,14 +10,14 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from ..utils.blocks import BlockError, BlockFolder, short_hash
 from .columns import check_labels
 from .config import DataConfig
 from .dataset import ImageSet, Part, Progress, decode_parts, open_parts
 from .errors import DataError
-from .fingerprint import Fingerprint, images_fingerprint, short_hash
+from .fingerprint import Fingerprint, images_fingerprint
 from .prepare import POLL_SECONDS, Job, prepare
 from .prepared import PreparedSet, read_folder
-from .prepared_folder import PreparedFolder
 
 # How much of the free memory images may take: the rest is for the network, and for what else is running.
 MEMORY_PART = 0.5
@@ -70,8 +70,8 @@ def read_cache(folder: Path, fingerprint: Fingerprint, classes: int | None) -> I
     if not folder.is_dir():
         return None
     try:
-        data = read_folder(PreparedFolder(folder), fingerprint)
-    except DataError:
+        data = read_folder(BlockFolder(folder), fingerprint)
+    except (DataError, BlockError):
         return None
     for part in (data.train, data.validation):
         for labels in part.blocks.columns("labels"):
@@ -103,7 +103,7 @@ def turn(folder: Path, parts: Sequence[Part], progress: Progress | None) -> Iter
             lock.acquire(timeout=POLL_SECONDS)
         except Timeout:
             if progress is not None:
-                progress(min(rows * len(PreparedFolder(folder).finished_names()), total), total)
+                progress(min(rows * len(BlockFolder(folder).finished_names()), total), total)
     try:
         yield
     finally:

@@ -19,6 +19,8 @@ from .sources import source_hash
 Fingerprint = dict[str, str | int | None]
 
 PARTS = ("train", "validation")
+# The block with the features of the empty caption.
+EMPTY = "empty"
 SAMPLED_PICTURES = 16
 
 # A hash says more than the name beside it: the same contents may lie somewhere else.
@@ -132,7 +134,3 @@ def check_fingerprint(folder: Path, before: Fingerprint, now: Fingerprint, advic
     differs = difference(before, now)
     if differs is not None:
         raise DataError(f"{folder} was prepared for {differs}: {advice}")
-
-
-def short_hash(fingerprint: Fingerprint) -> str:
-    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:8]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..utils.atomic import free_space, human_size
+from ..utils.blocks import BlockFolder, Entry, Index
 from ..utils.distributed import SINGLE, Rank
 from .block_content import BlockEncoder, Rows
 from .config import DataConfig, LatentConfig, TextConfig
@@ -23,6 +24,8 @@ from .dataset import Part, Progress, decode_plan, open_parts
 from .encoders import repeatable
 from .errors import BrokenImages, DataError
 from .fingerprint import (
+    EMPTY,
+    HASH_OF,
     PARTS,
     Fingerprint,
     asked,
@@ -32,7 +35,6 @@ from .fingerprint import (
     images_fingerprint,
     parts_to_encode,
 )
-from .prepared_folder import EMPTY, Entry, Index, PreparedFolder
 
 ENCODED_ROWS = 256
 # Decoded images take little time each, and a file for a few of them would be small.
@@ -118,7 +120,7 @@ class Work:
         self.tasks = list(make_tasks(job, self.parts))
         self.total = sum(len(task.rows) for task in self.tasks)
         self.fingerprint = job.fingerprint(self.parts)
-        self.folder = PreparedFolder(job.folder)
+        self.folder = BlockFolder(job.folder)
         if job.images_only:
             check_space(job, self.total)
             for task in self.tasks:
@@ -126,8 +128,10 @@ class Work:
                 self.parts[task.part].plan(task.rows)
         before = self.folder.index()
         if before is not None:
-            check_fingerprint(job.folder, before.facts, self.fingerprint, "choose another --out, or remove it first")
-        self.index: Index = self.folder.begin(self.fingerprint)
+            check_fingerprint(
+                job.folder, before.fingerprint, self.fingerprint, "choose another --out, or remove it first"
+            )
+        self.index: Index = self.folder.begin(self.fingerprint, ignore=HASH_OF)
         self.broken = BrokenImages(job.data.source)
         self.encoder: BlockEncoder | None = None
         self.entries: dict[str, Entry] = {}

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..utils.atomic import Damaged, import_safetensors, verify_file
+from ..utils.atomic import Damaged, import_safetensors
+from ..utils.blocks import BlockFolder, Entry, short_hash
 from ..utils.rng import keyed_generator
 from .batches import Picked, caption_of
 from .block_content import key_of, unpack
@@ -21,15 +22,14 @@ from .dataset import ImageSet
 from .encoders import latents_from
 from .errors import DataError
 from .fingerprint import (
+    EMPTY,
     PARTS,
     Fingerprint,
     asked,
     check_fingerprint,
     encoder_hashes,
     known_contents,
-    short_hash,
 )
-from .prepared_folder import EMPTY, Entry, PreparedFolder
 
 AGAIN = "run `scalelong prepare` again"
 # Hashing takes a second or two for each GB; of larger sets only the sizes are compared, and `prepare` does the rest.
@@ -65,11 +65,11 @@ def open_prepared(
     else:
         now |= known_contents(data, text)
     scale = None if latents is None else latents.scale
-    return read_folder(PreparedFolder(folder), now, scale=scale, images=images)
+    return read_folder(BlockFolder(folder), now, scale=scale, images=images)
 
 
 def read_folder(
-    store: PreparedFolder,
+    store: BlockFolder,
     now: Fingerprint,
     *,
     scale: float | None = None,
@@ -85,20 +85,20 @@ def read_folder(
     return PreparedData(train, validation, empty)
 
 
-def checked_entries(store: PreparedFolder, now: Fingerprint) -> dict[str, Entry]:
+def checked_entries(store: BlockFolder, now: Fingerprint) -> dict[str, Entry]:
     """The files of a complete folder, made for this fingerprint and as they were written."""
     index = store.index()
     if index is None:
         raise DataError(f"there is no prepared data in {store.path}: run `scalelong prepare` first, with this recipe")
-    compared = index.facts.keys() - {"shard_rows", "data.source"} | now.keys()
-    before = {key: value for key, value in index.facts.items() if key in compared}
+    compared = index.fingerprint.keys() - {"shard_rows", "data.source"} | now.keys()
+    before = {key: value for key, value in index.fingerprint.items() if key in compared}
     check_fingerprint(store.path, before, now, AGAIN)
     if index.entries is None:
         raise DataError(f"{store.path} is not finished: {AGAIN}, it resumes where it was stopped")
     small = sum(entry.bytes for entry in index.entries.values()) <= HASHED_BYTES
-    for name, entry in index.entries.items():
+    for entry in index.entries.values():
         try:
-            verify_file(store.shard(name), entry.bytes, entry.sha256 if small else None)
+            store.verify(entry, hashed=small)
         except Damaged as damage:
             raise DataError(f"{store.path} is damaged, {damage}: {AGAIN}, it makes only that anew") from damage
     return dict(index.entries)
@@ -118,7 +118,7 @@ Place = tuple[dict[str, Tensor], int]
 class Blocks:
     """The rows of one part, numbered through all of its blocks, each of which is mapped when it is first read."""
 
-    def __init__(self, store: PreparedFolder, entries: dict[str, Entry], part: str) -> None:
+    def __init__(self, store: BlockFolder, entries: dict[str, Entry], part: str) -> None:
         names = sorted(name for name in entries if name.startswith(f"{part}-"))
         self.paths = [store.shard(name) for name in names]
         self.ends = list(accumulate(entries[name].rows for name in names))

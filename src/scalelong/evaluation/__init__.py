@@ -1,13 +1,21 @@
-"""How good drawn images are: Fréchet and kernel distance, precision and recall, on features of a named network."""
+"""How good samples are: Fréchet and kernel distance, precision and recall, on features of a named network."""
 
+from .during_training import Evaluator
 from .evaluate import Plan, evaluate_network, evaluate_run
 from .feature_network import FeatureError, FeatureNetwork
 from .features import load_features
-from .metrics import Figure, frechet_distance, frechet_figure, kernel_distance, precision_recall
-from .periodic import Evaluator
-from .references import build_reference
+from .metrics import (
+    Figure,
+    Moments,
+    Statistics,
+    frechet_distance,
+    frechet_figure,
+    kernel_distance,
+    precision_recall,
+    statistics_of,
+)
+from .reference import Reference, build_reference, load_reference, save_reference
 from .results import Evaluation, NotComparable, compare, read_evaluations
-from .statistics import Moments, Reference, Statistics, load_reference, save_reference, statistics_of
 
 __all__ = [
     "Evaluation",

@@ -1,9 +1,10 @@
-"""The job on a run: draw images, compute their features and compare them with a reference."""
+"""Evaluate a run's checkpoint: sample images, compute their features and compare them with a reference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from ..config.schema import Config, Weights
-from ..data.fingerprint import short_hash
 from ..diffusion.guidance import Conditioning
+from ..runs.checkpoint import Checkpoint
 from ..runs.choice import choose_checkpoint
-from ..runs.manifest import Checkpoint
 from ..runs.model import load_network, weights_digest
 from ..runs.run_dir import Run
 from ..sampling.sample_run import Conditions, Sampler, SampleRequest, conditions_of, with_sampling
+from ..utils.blocks import short_hash
 from ..utils.device import best_device, check_compiler
 from ..utils.distributed import SINGLE, Rank
-from .blocks import BLOCK, Blocks
-from .facts import check_reference, describe_sampler, network_facts, result_facts
-from .feature_network import EFFICIENTNET, FeatureNetwork
+from .feature_network import BLOCK, EFFICIENTNET, FeatureNetwork, ShareDone, fill_features, stored_features
 from .features import load_features
 from .metrics import Figure, check_libraries, frechet_figure, kernel_distance, precision_recall, shuffled
-from .progress import DRAWN, Report, phase, unseen
-from .references import KEPT, build_reference
-from .results import Evaluation, check_comparable, counterpart, record
-from .statistics import Facts, Reference, load_reference
+from .reference import KEPT, Reference, Report, build_reference, load_reference
+from .results import (
+    Evaluation,
+    check_comparable,
+    check_reference,
+    counterpart,
+    describe_sampler,
+    record,
+    result_fingerprint,
+)
 
 IMAGES = 10_000
 
@@ -45,7 +50,7 @@ class Plan:
     seed: int = 0
     sampling: Mapping[str, Any] | None = None
     compile: bool = False
-    """Draw with compiled code; its images may be a grey level apart, and are not mixed or compared with others."""
+    """Sample with compiled code; its images may be a grey level apart, and are not mixed or compared with others."""
     checkpoint: str | int = "last"
     """last, best (by validation loss) or a step."""
 
@@ -58,30 +63,29 @@ def evaluate_network(
     network: FeatureNetwork,
     images: int = 1000,
     seed: int = 0,
-    granted: tuple[Conditioning, Conditions] | None = None,
+    conditioning: tuple[Conditioning, Conditions] | None = None,
     step: int = 0,
     weights: Weights = "ema",
 ) -> Evaluation:
     """Evaluate a network in eval mode, in memory and in this process alone.
 
-    `granted` is what `conditions_of(config, SampleRequest())` gives: for captions it opens the data, so keep it between
-    calls.
-    The figures are those of `evaluate_run` with as many images and the same seed.
+    `conditioning` is what `conditions_of(config, SampleRequest())` gives: for captions it opens the data, so keep it
+    between calls. The figures are those of `evaluate_run` with as many images and the same seed.
     """
     check_libraries()
     check_reference(reference, network)
-    artist = Sampler(model, config, *(granted or conditions_of(config, SampleRequest())), seed)
+    sampler = Sampler(model, config, *(conditioning or conditions_of(config, SampleRequest())), seed)
     blocks = (range(start, min(start + BLOCK, images)) for start in range(0, images, BLOCK))
-    features = torch.cat([features_of(artist, network, block) for block in blocks])
-    facts = result_facts(config, network, reference, images)
-    return measure(features, reference, network, facts, step=step, weights=weights, seed=seed)
+    features = torch.cat([features_of(sampler, network, block) for block in blocks])
+    fingerprint = result_fingerprint(config, network, reference, images)
+    return Evaluation(fingerprint, figures_of(features, reference, network.distance), step, weights, seed)
 
 
 def features_of(
-    artist: Sampler, network: FeatureNetwork, numbers: range, told: Callable[[float], None] = lambda share: None
+    sampler: Sampler, network: FeatureNetwork, numbers: range, progress: ShareDone = lambda share: None
 ) -> Tensor:
     """Of the images of these numbers. Shape: (len(numbers), D)."""
-    return network(artist.images(numbers, told))
+    return network(sampler.sample(numbers, progress))
 
 
 def evaluate_run(
@@ -89,102 +93,70 @@ def evaluate_run(
     plan: Plan,
     *,
     rank: Rank = SINGLE,
-    report: Report = unseen,
+    progress: Report | None = None,
     others: Sequence[Evaluation] = (),
 ) -> list[Evaluation]:
     """Evaluate a run's checkpoint and write it to the run's evaluation.json; nothing in other processes.
 
-    `others` are what the figures shall be compared with: if they cannot be, it raises before an image is drawn.
+    `others` are what the figures shall be compared with: if they cannot be, it raises before an image is sampled.
     """
-    job = Job.open(Path(folder), plan)
-    reference = job.reference(rank, report)
-    facts = None if reference is None else job.facts(reference)
-    if facts is not None and others:
-        for weights in plan.weights:
-            check_comparable(counterpart(facts, weights, others).facts, facts)
+    check_libraries()
+    if plan.compile:
+        check_compiler(best_device())
+    run, report = Run(Path(folder)), progress or (lambda what, done, count: None)
+    config = with_sampling(run.config(), **(plan.sampling or {}))
+    checkpoint, network = choose_checkpoint(run, plan.checkpoint), load_features(plan.network)
+    file = plan.reference or build_reference(config.data, network, rank=rank, progress=report)
+    reference = load_reference(file)
+    check_reference(reference, network)
+    fingerprint = result_fingerprint(config, network, reference, plan.images, compiled=plan.compile)
+    for weights in plan.weights if others else ():
+        check_comparable(counterpart(fingerprint, weights, others).fingerprint, fingerprint)
     found = []
     for weights in plan.weights:
-        features = job.features(weights, rank, report)
-        if features is not None and reference is not None and facts is not None:
-            which = {"step": job.checkpoint.step, "weights": weights, "seed": plan.seed}
-            found.append(measure(features, reference, job.network, facts, **which))
+        features = run_features(run, plan, config, checkpoint, weights, network, rank, report)
+        if features is not None:
+            figures = figures_of(features, reference, network.distance)
+            found.append(Evaluation(fingerprint, figures, checkpoint.step, weights, plan.seed))
     if found:
-        record(job.run.folder, found)
+        record(run.folder, found)
     return found
 
 
-@dataclass(frozen=True)
-class Job:
-    """A plan for a run, with the checkpoint and the feature network that it asks for."""
-
-    run: Run
-    plan: Plan
-    config: Config
-    checkpoint: Checkpoint
-    network: FeatureNetwork
-
-    @classmethod
-    def open(cls, folder: Path, plan: Plan) -> Job:
-        """Raises where something is missing that would be needed only once the images are drawn."""
-        check_libraries()
-        if plan.compile:
-            check_compiler(best_device())
-        run = Run(folder)
-        config = with_sampling(run.config(), **(plan.sampling or {}))
-        return cls(run, plan, config, choose_checkpoint(run, plan.checkpoint), load_features(plan.network))
-
-    def reference(self, rank: Rank, report: Report) -> Reference | None:
-        """What images are compared with; None in a process that only helps to make it."""
-        file = self.plan.reference or build_reference(self.config.data, self.network, rank=rank, report=report)
-        if file is None:
-            return None
-        reference = load_reference(file)
-        check_reference(reference, self.network)
-        return reference
-
-    def facts(self, reference: Reference) -> Facts:
-        return result_facts(self.config, self.network, reference, self.plan.images, compiled=self.plan.compile)
-
-    def features(self, weights: Weights, rank: Rank, report: Report) -> Tensor | None:
-        """Those of the images, kept in the run's folder; None in processes that are not the first. Shape: (N, D)."""
-        step, artists = self.checkpoint.step, list[Sampler]()
-        facts = self._block_facts(weights)
-
-        def make(numbers: range, told: Callable[[float], None]) -> Tensor:
-            if not artists:  # Only when something is missing: a finished evaluation loads no network.
-                artists.append(self._artist(weights))
-            return features_of(artists[0], self.network, numbers, told)
-
-        place = self.run.folder / "evaluation" / f"step-{step:06d}-{weights}-{short_hash(facts)}"
-        return Blocks(place, facts, self.plan.images, make, phase(report, DRAWN)).compute(rank)
-
-    def _block_facts(self, weights: Weights) -> Facts:
-        """What a block depends on. The number of images is none of it: more of them go on with the blocks of fewer."""
-        return {
-            **network_facts(self.network),
-            "sampler": describe_sampler(self.config, compiled=self.plan.compile),
-            "seed": self.plan.seed,
-            "step": self.checkpoint.step,
-            "model": weights_digest(self.checkpoint, weights)[:16],
-        }
-
-    def _artist(self, weights: Weights) -> Sampler:
-        model = load_network(self.config, self.checkpoint, weights, compile=self.plan.compile)
-        return Sampler(model, self.config, *conditions_of(self.config, SampleRequest()), self.plan.seed)
-
-
-def measure(
-    features: Tensor,
-    reference: Reference,
-    network: FeatureNetwork,
-    facts: Facts,
-    *,
-    step: int,
+def run_features(
+    run: Run,
+    plan: Plan,
+    config: Config,
+    checkpoint: Checkpoint,
     weights: Weights,
-    seed: int = 0,
-) -> Evaluation:
-    """The result of images' features. Shape: (N, D)."""
-    return Evaluation(facts, figures_of(features, reference, network.distance), step, weights, seed)
+    network: FeatureNetwork,
+    rank: Rank,
+    progress: Report,
+) -> Tensor | None:
+    """Those of the images, kept in the run's folder; None in processes that are not the first. Shape: (N, D)."""
+    # What a block depends on. The number of images is none of it: more of them add to the blocks of fewer.
+    fingerprint = {
+        **network.fingerprint,
+        "sampler": describe_sampler(config, compiled=plan.compile),
+        "seed": plan.seed,
+        "step": checkpoint.step,
+        "model": weights_digest(checkpoint, weights)[:16],
+    }
+    folder = run.folder / "evaluation" / f"step-{checkpoint.step:06d}-{weights}-{short_hash(fingerprint)}"
+
+    @cache
+    def sampler() -> Sampler:
+        model = load_network(config, checkpoint, weights, compile=plan.compile)
+        return Sampler(model, config, *conditions_of(config, SampleRequest()), plan.seed)
+
+    def describe(numbers: range, done: ShareDone) -> Tensor:
+        # Only here: a finished evaluation loads no network.
+        return features_of(sampler(), network, numbers, done)
+
+    shown = partial(progress, "images sampled")
+    if not fill_features(folder, fingerprint, plan.images, describe, rank, shown):
+        return None
+    return torch.cat(list(stored_features(folder, plan.images)))
 
 
 def figures_of(features: Tensor, reference: Reference, distance: str) -> dict[str, Figure]:
@@ -192,11 +164,7 @@ def figures_of(features: Tensor, reference: Reference, distance: str) -> dict[st
     figures = {distance: frechet_figure(reference.statistics, features)}
     if reference.features is None:
         return figures
-    some = shuffled(features)[:KEPT]
-    precision, recall = precision_recall(reference.features, some)
     kernel = distance.replace("FD-", "KID-") if distance != "FID" else "KID"
-    return figures | {
-        kernel: kernel_distance(reference.features, features),
-        "precision": precision,
-        "recall": recall,
-    }
+    figures[kernel] = kernel_distance(reference.features, features)
+    figures["precision"], figures["recall"] = precision_recall(reference.features, shuffled(features)[:KEPT])
+    return figures

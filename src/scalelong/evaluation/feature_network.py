@@ -1,22 +1,33 @@
-"""What a feature network is: a frozen function of bytes, and the facts about it that stand in every result."""
+"""What a feature network is: a frozen function of images, whose name and weights stand in every result; and its
+features of many images, in numbered blocks that several processes share."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..utils.atomic import read_tensors
+from ..utils.blocks import BlockFolder, Fingerprint, Progress, block_ranges
 from ..utils.device import own_device
+from ..utils.distributed import Rank
 
 INCEPTION, EFFICIENTNET = "inception", "efficientnet-lite0"
 KNOWN = f"{INCEPTION}, {INCEPTION}:WEIGHTS, {EFFICIENTNET}, a TorchScript file, or a transformers vision model"
 
 BATCH = 32
+# A multiple of what is sampled at once, so that no image is sampled in another batch than it would be alone.
+BLOCK = 256
+
+ShareDone = Callable[[float], None]
+"""Called with the share of some work that is done."""
+Describe = Callable[[range, ShareDone], Tensor]
+"""The features of the images of these numbers; those that cannot be read are left out. Shape: (B, D)."""
 
 
 class FeatureError(ValueError):
@@ -69,23 +80,25 @@ class FeatureNetwork:
     """What the Fréchet distance on these features is called. Only the original network's is the FID."""
     forward: Callable[[Tensor], Tensor]
 
-    def __call__(self, images: Tensor, told: Callable[[float], None] = lambda share: None) -> Tensor:
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return {"network": self.name, "weights": self.weights, "resize": self.resize}
+
+    def __call__(self, images: Tensor, progress: ShareDone = lambda share: None) -> Tensor:
         """Features of images, in batches; grey images are repeated. Shape: (B, C, H, W), uint8 → (B, D), float32."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(f"images are uint8 of shape (B, 1 or 3, H, W), not {images.dtype} {tuple(images.shape)}")
-        return torch.cat(list(self._batches(images, told)))
+        parts = []
+        for number, batch in enumerate(images.split(BATCH)):
+            progress(number * BATCH / max(len(images), 1))
+            parts.append(self._features(batch))
+        return torch.cat(parts)
 
-    def _batches(self, images: Tensor, told: Callable[[float], None]) -> Iterator[Tensor]:
-        device = own_device()
-        with torch.inference_mode():
-            for number, batch in enumerate(images.split(BATCH)):
-                told(number * BATCH / max(len(images), 1))
-                # Always as many: a smaller batch may be rounded otherwise.
-                filled = F.pad(batch, (0, 0) * 3 + (0, BATCH - len(batch)))
-                features = self.forward(filled.to(device).expand(-1, 3, -1, -1))[: len(batch)]
-                yield self._checked(features.flatten(1).float().cpu())
-
-    def _checked(self, features: Tensor) -> Tensor:
+    @torch.inference_mode()
+    def _features(self, batch: Tensor) -> Tensor:
+        # Always as many: a smaller batch may be rounded otherwise.
+        filled = F.pad(batch, (0, 0) * 3 + (0, BATCH - len(batch)))
+        features = self.forward(filled.to(own_device()).expand(-1, 3, -1, -1))[: len(batch)].flatten(1).float().cpu()
         if not torch.isfinite(features).all():
             raise FeatureError(
                 f"{self.name} gives features that are not finite: its weights, or its images, are broken"
@@ -93,9 +106,20 @@ class FeatureNetwork:
         return features
 
 
-def hash_of_images(images: Iterator[Tensor]) -> str:
-    """A hash of pixels, whatever the parts they come in."""
-    digest = hashlib.sha256()
-    for part in images:
-        digest.update(part.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+def fill_features(
+    folder: Path, fingerprint: Fingerprint, count: int, describe: Describe, rank: Rank, progress: Progress
+) -> bool:
+    """Compute this process's share of the features that are missing; True in the first one, once all are there."""
+    store = BlockFolder(folder)
+
+    def make(name: str, numbers: range, done: ShareDone) -> None:
+        features = describe(numbers, done)
+        store.add(name, {"features": features.float()}, rows=len(features), broken={})
+
+    return store.fill(fingerprint, block_ranges(count, BLOCK), make, rank, progress)
+
+
+def stored_features(folder: Path, count: int) -> Iterator[Tensor]:
+    """The features of one block after another. Shape: (B, D), float32."""
+    store = BlockFolder(folder)
+    return (read_tensors(store.shard(name))["features"] for name in block_ranges(count, BLOCK))

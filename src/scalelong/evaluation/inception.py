@@ -6,58 +6,74 @@ in its pooling: averages leave out the padding, and the last block takes a maxim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDTH = 2048
-
-# A convolution: channels out, kernel, stride, padding.
-Convolution = tuple[int, tuple[int, int], int, tuple[int, int]]
-# What a block joins: each branch is a chain of convolutions; a tuple in it is a fork, whose ends are joined.
-Branch = Sequence["str | tuple[str, ...]"]
-
-AVERAGE, MAXIMUM, SHRINK = "average", "maximum", "shrink"
-
 
 class ConvNorm(nn.Module):
     """Convolution, batch norm, ReLU."""
 
-    def __init__(self, channels: int, made: Convolution) -> None:
+    def __init__(
+        self, width: int, out: int, kernel: tuple[int, int], stride: int = 1, padding: tuple[int, int] = (0, 0)
+    ) -> None:
         super().__init__()
-        out, kernel, stride, padding = made
-        self.conv = nn.Conv2d(channels, out, kernel, stride, padding, bias=False)
+        self.conv = nn.Conv2d(width, out, kernel, stride, padding, bias=False)
         self.bn = nn.BatchNorm2d(out, eps=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.bn(self.conv(x)), inplace=True)
 
 
+@dataclass(frozen=True)
+class Conv:
+    """A convolution of a branch: padded to keep the size of the image, unless its stride halves it."""
+
+    name: str
+    out: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: int = 1
+
+    def build(self, width: int) -> ConvNorm:
+        height, length = self.kernel
+        padding = (height // 2, length // 2) if self.stride == 1 else (0, 0)
+        return ConvNorm(width, self.out, self.kernel, self.stride, padding)
+
+
+Pool = Callable[[Tensor], Tensor]
+# A branch is a chain; a tuple in it is a fork, whose ends are joined.
+Part = Conv | tuple[Conv, ...] | Pool
+
+
 class Mixed(nn.Module):
     """Branches side by side, joined along the channels."""
 
-    def __init__(self, channels: int, branches: Sequence[Branch], made: Mapping[str, Convolution]) -> None:
+    def __init__(self, width: int, *branches: Sequence[Part]) -> None:
         super().__init__()
         self.branches = branches
         for branch in branches:
-            width = channels
+            inputs = width
             for part in branch:
-                names = (part,) if isinstance(part, str) else part
-                for name in [name for name in names if name in made]:
-                    self.add_module(name, ConvNorm(width, made[name]))
-                width = sum(made[name][0] for name in names) if names[0] in made else width
+                fork = (part,) if isinstance(part, Conv) else part
+                if isinstance(fork, tuple):
+                    for conv in fork:
+                        self.add_module(conv.name, conv.build(inputs))
+                    inputs = sum(conv.out for conv in fork)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self._follow(branch, x) for branch in self.branches], 1)
 
-    def _follow(self, branch: Branch, x: Tensor) -> Tensor:
+    def _follow(self, branch: Sequence[Part], x: Tensor) -> Tensor:
         for part in branch:
-            if isinstance(part, tuple):
-                x = torch.cat([self.get_submodule(name)(x) for name in part], 1)
+            if isinstance(part, Conv):
+                x = self.get_submodule(part.name)(x)
+            elif isinstance(part, tuple):
+                x = torch.cat([self.get_submodule(conv.name)(x) for conv in part], 1)
             else:
-                x = POOLS[part](x) if part in POOLS else self.get_submodule(part)(x)
+                x = part(x)
         return x
 
 
@@ -73,88 +89,47 @@ def shrink(x: Tensor) -> Tensor:
     return F.max_pool2d(x, 3, stride=2)
 
 
-POOLS = {AVERAGE: average, MAXIMUM: maximum, SHRINK: shrink}
+SQUARE, ROW, COLUMN = (3, 3), (1, 7), (7, 1)
 
 
-def square(out: int, side: int = 1, stride: int = 1, padding: int = 0) -> Convolution:
-    return out, (side, side), stride, (padding, padding)
+def double(out: int, middle: int, stride: int = 1) -> list[Conv]:
+    """Two convolutions of 3×3 pixels, the last of them with this stride."""
+    name = "branch3x3dbl"
+    return [Conv(f"{name}_1", out), Conv(f"{name}_2", middle, SQUARE), Conv(f"{name}_3", middle, SQUARE, stride)]
 
 
-def row(out: int, length: int) -> Convolution:
-    return out, (1, length), 1, (0, length // 2)
+def block_a(width: int, pooled: int) -> Mixed:
+    fives = [Conv("branch5x5_1", 48), Conv("branch5x5_2", 64, (5, 5))]
+    return Mixed(width, [Conv("branch1x1", 64)], fives, double(64, 96), [average, Conv("branch_pool", pooled)])
 
 
-def column(out: int, length: int) -> Convolution:
-    return out, (length, 1), 1, (length // 2, 0)
+def block_b(width: int) -> Mixed:
+    return Mixed(width, [Conv("branch3x3", 384, SQUARE, 2)], double(64, 96, 2), [shrink])
 
 
-def block_a(channels: int, pooled: int) -> Mixed:
-    double = ("branch3x3dbl_1", "branch3x3dbl_2", "branch3x3dbl_3")
-    branches = [("branch1x1",), ("branch5x5_1", "branch5x5_2"), double, (AVERAGE, "branch_pool")]
-    made = {
-        "branch1x1": square(64),
-        "branch5x5_1": square(48),
-        "branch5x5_2": square(64, 5, padding=2),
-        "branch3x3dbl_1": square(64),
-        "branch3x3dbl_2": square(96, 3, padding=1),
-        "branch3x3dbl_3": square(96, 3, padding=1),
-        "branch_pool": square(pooled),
-    }
-    return Mixed(channels, branches, made)
+def block_c(width: int, inner: int) -> Mixed:
+    sevens = [Conv("branch7x7_1", inner), Conv("branch7x7_2", inner, ROW), Conv("branch7x7_3", 192, COLUMN)]
+    kernels = ((1, 1), COLUMN, ROW, COLUMN, ROW)
+    outs = (inner, inner, inner, inner, 192)
+    pairs = enumerate(zip(outs, kernels, strict=True), start=1)
+    twice = [Conv(f"branch7x7dbl_{number}", out, kernel) for number, (out, kernel) in pairs]
+    return Mixed(width, [Conv("branch1x1", 192)], sevens, twice, [average, Conv("branch_pool", 192)])
 
 
-def block_b(channels: int) -> Mixed:
-    branches = [("branch3x3",), ("branch3x3dbl_1", "branch3x3dbl_2", "branch3x3dbl_3"), (SHRINK,)]
-    made = {
-        "branch3x3": square(384, 3, stride=2),
-        "branch3x3dbl_1": square(64),
-        "branch3x3dbl_2": square(96, 3, padding=1),
-        "branch3x3dbl_3": square(96, 3, stride=2),
-    }
-    return Mixed(channels, branches, made)
+def block_d(width: int) -> Mixed:
+    kernels = ((1, 1), ROW, COLUMN)
+    sevens = [Conv(f"branch7x7x3_{number}", 192, kernel) for number, kernel in enumerate(kernels, start=1)]
+    threes = [Conv("branch3x3_1", 192), Conv("branch3x3_2", 320, SQUARE, 2)]
+    return Mixed(width, threes, [*sevens, Conv("branch7x7x3_4", 192, SQUARE, 2)], [shrink])
 
 
-def block_c(channels: int, inner: int) -> Mixed:
-    single = ("branch7x7_1", "branch7x7_2", "branch7x7_3")
-    double = tuple(f"branch7x7dbl_{number}" for number in range(1, 6))
-    made = {
-        "branch1x1": square(192),
-        **dict(zip(single, (square(inner), row(inner, 7), column(192, 7)), strict=True)),
-        "branch7x7dbl_1": square(inner),
-        "branch7x7dbl_2": column(inner, 7),
-        "branch7x7dbl_3": row(inner, 7),
-        "branch7x7dbl_4": column(inner, 7),
-        "branch7x7dbl_5": row(192, 7),
-        "branch_pool": square(192),
-    }
-    return Mixed(channels, [("branch1x1",), single, double, (AVERAGE, "branch_pool")], made)
+def block_e(width: int, pool: Pool) -> Mixed:
+    def fork(name: str) -> tuple[Conv, Conv]:
+        return Conv(f"{name}a", 384, (1, 3)), Conv(f"{name}b", 384, (3, 1))
 
-
-def block_d(channels: int) -> Mixed:
-    long = tuple(f"branch7x7x3_{number}" for number in range(1, 5))
-    made = {
-        "branch3x3_1": square(192),
-        "branch3x3_2": square(320, 3, stride=2),
-        **dict(zip(long, (square(192), row(192, 7), column(192, 7), square(192, 3, stride=2)), strict=True)),
-    }
-    return Mixed(channels, [("branch3x3_1", "branch3x3_2"), long, (SHRINK,)], made)
-
-
-def block_e(channels: int, pool: str) -> Mixed:
-    double = ("branch3x3dbl_1", "branch3x3dbl_2", ("branch3x3dbl_3a", "branch3x3dbl_3b"))
-    branches = [("branch1x1",), ("branch3x3_1", ("branch3x3_2a", "branch3x3_2b")), double, (pool, "branch_pool")]
-    made = {
-        "branch1x1": square(320),
-        "branch3x3_1": square(384),
-        "branch3x3_2a": row(384, 3),
-        "branch3x3_2b": column(384, 3),
-        "branch3x3dbl_1": square(448),
-        "branch3x3dbl_2": square(384, 3, padding=1),
-        "branch3x3dbl_3a": row(384, 3),
-        "branch3x3dbl_3b": column(384, 3),
-        "branch_pool": square(192),
-    }
-    return Mixed(channels, branches, made)
+    threes = [Conv("branch3x3_1", 384), fork("branch3x3_2")]
+    twice = [Conv("branch3x3dbl_1", 448), Conv("branch3x3dbl_2", 384, SQUARE), fork("branch3x3dbl_3")]
+    return Mixed(width, [Conv("branch1x1", 320)], threes, twice, [pool, Conv("branch_pool", 192)])
 
 
 class FIDInception(nn.Sequential):
@@ -162,17 +137,17 @@ class FIDInception(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__()
-        self.Conv2d_1a_3x3 = ConvNorm(3, square(32, 3, stride=2))
-        self.Conv2d_2a_3x3 = ConvNorm(32, square(32, 3))
-        self.Conv2d_2b_3x3 = ConvNorm(32, square(64, 3, padding=1))
+        self.Conv2d_1a_3x3 = ConvNorm(3, 32, SQUARE, stride=2)
+        self.Conv2d_2a_3x3 = ConvNorm(32, 32, SQUARE)
+        self.Conv2d_2b_3x3 = ConvNorm(32, 64, SQUARE, padding=(1, 1))
         self.pool1 = nn.MaxPool2d(3, stride=2)
-        self.Conv2d_3b_1x1 = ConvNorm(64, square(80))
-        self.Conv2d_4a_3x3 = ConvNorm(80, square(192, 3))
+        self.Conv2d_3b_1x1 = ConvNorm(64, 80, (1, 1))
+        self.Conv2d_4a_3x3 = ConvNorm(80, 192, SQUARE)
         self.pool2 = nn.MaxPool2d(3, stride=2)
         self.Mixed_5b, self.Mixed_5c, self.Mixed_5d = block_a(192, 32), block_a(256, 64), block_a(288, 64)
         self.Mixed_6a, self.Mixed_6b = block_b(288), block_c(768, 128)
         self.Mixed_6c, self.Mixed_6d, self.Mixed_6e = block_c(768, 160), block_c(768, 160), block_c(768, 192)
-        self.Mixed_7a, self.Mixed_7b, self.Mixed_7c = block_d(768), block_e(1280, AVERAGE), block_e(2048, MAXIMUM)
+        self.Mixed_7a, self.Mixed_7b, self.Mixed_7c = block_d(768), block_e(1280, average), block_e(2048, maximum)
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).mean((2, 3))

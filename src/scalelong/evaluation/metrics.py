@@ -1,6 +1,6 @@
-"""Distances between two sets of features, each with a 95 % interval.
+"""Statistics of features, and distances between two sets of them, each with a 95 % interval.
 
-An interval says how far a figure would move with another draw of as many images. Fréchet distance and recall: against
+An interval says how far a figure would move with as many other samples. Fréchet distance and recall: against
 the same reference. Precision: the same, exactly binomial. KID, which is unbiased: with another reference as well.
 """
 
@@ -9,13 +9,11 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from .statistics import Moments, Statistics, check_finite
 
 CONFIDENCE = 0.95
 # Parts that are left out in turn; with so many the interval is hardly wider than with all images one by one.
@@ -25,6 +23,83 @@ SUBSET, SUBSETS = 1000, 10
 NEIGHBOURS = 3
 # Distances of so many pairs are in memory at once: 128 MB in float32.
 PAIRS = 1 << 25
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Shape: mean (D,), covariance (D, D), both float64; the covariance is divided by count − 1, as numpy's is."""
+
+    mean: Tensor
+    covariance: Tensor
+    count: int | None
+    """None where a file does not say."""
+
+    @property
+    def width(self) -> int:
+        return len(self.mean)
+
+
+class Moments:
+    """Running count, mean and sum of squared deviations (Chan et al.): parts may come in any sizes.
+
+    >>> x = torch.arange(12.0).view(6, 2)
+    >>> moments = Moments().add(x[:1]).add(x[1:])
+    >>> moments.statistics().covariance.tolist()
+    [[14.0, 14.0], [14.0, 14.0]]
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = torch.zeros(0, dtype=torch.float64)
+        self.scatter = torch.zeros(0, 0, dtype=torch.float64)
+
+    def add(self, features: Tensor) -> Moments:
+        """Shape: (B, D), of any float type."""
+        x = features.double()
+        check_finite(x)
+        if not len(x):
+            return self  # None of a block's images could be read.
+        mean = x.mean(0)
+        centred = x - mean
+        return self._merge(len(x), mean, centred.T @ centred)
+
+    def without(self, part: Moments) -> Moments:
+        """The moments of what was added except one part, which is known."""
+        rest = Moments()
+        rest.count = self.count - part.count
+        rest.mean = (self.mean * self.count - part.mean * part.count) / rest.count
+        step = part.mean - rest.mean
+        rest.scatter = (self.scatter - part.scatter).addr_(step, step, alpha=-rest.count * part.count / self.count)
+        return rest
+
+    def _merge(self, count: int, mean: Tensor, scatter: Tensor) -> Moments:
+        if not self.count:
+            self.count, self.mean, self.scatter = count, mean.clone(), scatter.clone()
+            return self
+        total, step = self.count + count, mean - self.mean
+        self.scatter += scatter
+        self.scatter.addr_(step, step, alpha=self.count * count / total)
+        self.mean = self.mean + step * (count / total)
+        self.count = total
+        return self
+
+    def statistics(self) -> Statistics:
+        if self.count < 2:
+            raise ValueError(f"a covariance needs at least two images, not {self.count}")
+        return Statistics(self.mean, self.scatter / (self.count - 1), self.count)
+
+
+def check_finite(features: Tensor) -> None:
+    if not torch.isfinite(features).all():
+        raise ValueError("features are not finite: the images, or the feature network, are broken")
+
+
+def statistics_of(features: Tensor, block: int = 4096) -> Statistics:
+    """The statistics of features in memory, or mapped from a file. Shape: (N, D)."""
+    moments = Moments()
+    for part in features.split(block):
+        moments.add(part)
+    return moments.statistics()
 
 
 @dataclass(frozen=True)
@@ -144,18 +219,15 @@ def jackknife(value: float, left_out: Sequence[float]) -> Figure:
 
 
 def with_error(value: float, error: float, freedom: int) -> Figure:
-    half = student_quantile(freedom) * error
-    return Figure(value, error, value - half, value + half)
+    """The interval of a value with Student's quantile.
 
-
-def student_quantile(freedom: int) -> float:
-    """
-    >>> round(student_quantile(9), 3)
-    2.262
+    >>> print(with_error(0.0, 1.0, freedom=9))
+    0 (-2.262 … 2.262)
     """
     from scipy.special import stdtrit
 
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+    return Figure(value, error, value - half, value + half)
 
 
 def kernel_distance(real: Tensor, generated: Tensor, subset: int | None = None) -> Figure:
@@ -212,7 +284,9 @@ def precision_recall(
     groups = min(groups, len(generated) // (neighbours + 1))
     covered = coverage(real, generated, all_radii(generated, neighbours, groups, pairs), pairs)
     shares = covered.double().mean(1).tolist()
-    return wilson(int(inside.sum()), len(inside)), within(jackknife(shares[0], shares[1:]), 0.0, 1.0)
+    recall = jackknife(shares[0], shares[1:])
+    recall = replace(recall, low=max(0.0, recall.low or 0.0), high=min(1.0, recall.high or 0.0))
+    return wilson(int(inside.sum()), len(inside)), recall
 
 
 def all_radii(points: Tensor, neighbours: int, groups: int, pairs: int) -> Tensor:
@@ -220,7 +294,7 @@ def all_radii(points: Tensor, neighbours: int, groups: int, pairs: int) -> Tenso
 
     Points of the group that is left out have the radius −1, which nothing is within. One group is none.
     """
-    nearest = torch.cat([by_group for by_group in nearest_by_group(points, neighbours, groups, pairs)])
+    nearest = torch.cat(list(nearest_by_group(points, neighbours, groups, pairs)))
     whole = nearest.flatten(1).kthvalue(neighbours, 1).values
     if groups == 1:
         return whole[None]
@@ -240,13 +314,7 @@ def nearest_by_group(points: Tensor, neighbours: int, groups: int, pairs: int) -
         own = torch.arange(len(block))
         distances[own, start + own] = math.inf
         parts = (distances[:, own] for own in group_slices(len(points), groups))
-        yield torch.stack([smallest(part, neighbours) for part in parts], 1)
-
-
-def smallest(distances: Tensor, count: int) -> Tensor:
-    """The `count` smallest in each row, filled up with infinity. Shape: (B, M) → (B, count)."""
-    found = distances.topk(min(count, distances.shape[1]), largest=False).values
-    return torch.nn.functional.pad(found, (0, count - found.shape[1]), value=math.inf)
+        yield torch.stack([part.topk(neighbours, largest=False).values for part in parts], 1)
 
 
 def group_slices(size: int, groups: int) -> list[slice]:
@@ -276,17 +344,7 @@ def blocks(points: Tensor, others: int, pairs: int) -> Iterator[tuple[int, Tenso
 
 def wilson(hits: int, total: int) -> Figure:
     """The share of hits with Wilson's interval, which is right near 0 and 1 as well."""
-    from scipy.special import ndtri
+    from scipy.stats import binomtest
 
-    share, z = hits / total, float(ndtri((1 + CONFIDENCE) / 2))
-    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    # Of none or all hits, rounding would leave the share outside.
-    low, high = min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
-    return Figure(share, math.sqrt(share * (1 - share) / total), low, high)
-
-
-def within(figure: Figure, least: float, most: float) -> Figure:
-    """The figure with its interval cut to what can be."""
-    assert figure.low is not None and figure.high is not None
-    return Figure(figure.value, figure.error, max(least, figure.low), min(most, figure.high))
+    share, interval = hits / total, binomtest(hits, total).proportion_ci(CONFIDENCE, method="wilson")
+    return Figure(share, math.sqrt(share * (1 - share) / total), float(interval.low), float(interval.high))

@@ -1,27 +1,31 @@
-"""What an evaluation found: figures with the facts they depend on, kept in a file and compared where that is fair."""
+"""What an evaluation found: figures with the fingerprint of all that they depend on, and which may be compared."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config.schema import Config
 from ..utils.atomic import Files, atomic_write, to_json
+from ..utils.blocks import Fingerprint
+from .feature_network import INCEPTION, FeatureNetwork
 from .metrics import Figure
-from .statistics import Facts
+from .reference import Reference
 
 FILE = "evaluation.json"
 
-# What each fact is called in messages.
+# What each part of a fingerprint is called in messages.
 NAMES = {
     "network": "feature network",
     "weights": "weights of the feature network",
     "resize": "resize",
     "images": "number of images",
     "sampler": "sampler",
-    "precision": "precision of the drawing",
+    "precision": "precision of the sampling",
     "captions": "number of captions",
     "reference": "reference images",
     "reference_images": "number of reference images",
@@ -36,7 +40,7 @@ class NotComparable(ValueError):
 class Evaluation:
     """The figures of one checkpoint, by name, and everything that must be equal for them to be compared."""
 
-    facts: Facts
+    fingerprint: Fingerprint
     figures: dict[str, Figure]
     step: int
     weights: str
@@ -63,46 +67,107 @@ class Evaluation:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Evaluation:
         figures = {name: Figure(**figure) for name, figure in content["figures"].items()}
-        return cls(content["facts"], figures, content["step"], content["weights"], content.get("seed", 0))
+        return cls(**{**content, "figures": figures})
+
+
+def result_fingerprint(
+    config: Config,
+    network: FeatureNetwork,
+    reference: Reference,
+    images: int,
+    *,
+    compiled: bool = False,
+    precision: str = "fp32",
+) -> Fingerprint:
+    """All that must be equal for two results to be compared; known before an image is sampled."""
+    return {
+        **network.fingerprint,
+        "images": images,
+        "sampler": describe_sampler(config, compiled=compiled),
+        "precision": precision,
+        # Images of the same caption are less varied than those of as many different ones.
+        "captions": None if config.text is None else min(images, config.data.validation_count),
+        "reference": content_of(reference),
+        "reference_images": reference.statistics.count,
+    }
+
+
+def describe_sampler(config: Config, *, compiled: bool = False) -> str:
+    """
+    >>> from scalelong.config import load_recipe
+    >>> describe_sampler(load_recipe("digits"))
+    'ddpm, 200 steps'
+    """
+    sampling = config.sampling
+    guidance = f", guidance {sampling.guidance:g}" if config.conditional else ""
+    steps = min(sampling.steps, config.diffusion.steps)
+    return f"{sampling.sampler}, {steps} steps{guidance}{', compiled' if compiled else ''}"
+
+
+def content_of(reference: Reference) -> str:
+    """The hash of the reference's images; of its mean, where the file does not say."""
+    mean = reference.statistics.mean.numpy().tobytes()
+    return str(reference.fingerprint.get("data", hashlib.sha256(mean).hexdigest()[:16]))
+
+
+def check_reference(reference: Reference, network: FeatureNetwork) -> None:
+    """Raise unless a reference was made with the same network, weights and resize."""
+    advice = "make statistics with the same network (scalelong stats --network)"
+    found, wanted = reference.fingerprint, network.fingerprint
+    if not found and network.distance != "FID":
+        raise NotComparable(
+            "the reference does not say what it was made with, so it is taken for pytorch-fid's, whose network is "
+            f"{INCEPTION!r} with the released weights, and the evaluation's is {network.name!r} with the weights "
+            f"{network.weights}: {advice}"
+        )
+    for key in found.keys() & wanted.keys():
+        if found[key] != wanted[key]:
+            raise NotComparable(
+                f"the reference's {key} is {found[key]!r}, and the evaluation's is {wanted[key]!r}: {advice}"
+            )
 
 
 def compare(first: Evaluation, second: Evaluation) -> dict[str, float]:
-    """How much each figure of the second is above that of the first; raises NotComparable where facts differ.
+    """How much each figure of the second is above that of the first; raises NotComparable where fingerprints differ.
 
-    >>> facts = {"network": "inception", "images": 50_000}
-    >>> one, other = (Evaluation(facts, {"FID": Figure(value)}, 0, "ema") for value in (4.0, 3.0))
+    >>> fingerprint = {"network": "inception", "images": 50_000}
+    >>> one, other = (Evaluation(fingerprint, {"FID": Figure(value)}, 0, "ema") for value in (4.0, 3.0))
     >>> compare(one, other)
     {'FID': -1.0}
     """
-    check_comparable(first.facts, second.facts)
+    check_comparable(first.fingerprint, second.fingerprint)
     shared = [name for name in first.figures if name in second.figures]
     return {name: second.figures[name].value - first.figures[name].value for name in shared}
 
 
-def check_comparable(first: Facts, second: Facts) -> None:
-    """Raise NotComparable, with what differs, unless figures with these facts mean the same."""
-    for key in sorted(first.keys() | second.keys(), key=list({**NAMES, **first, **second}).index):
-        one, other = first.get(key), second.get(key)
-        if one != other:
-            raise NotComparable(f"these figures cannot be compared: the {NAMES.get(key, key)} is {one!r} and {other!r}")
+def check_comparable(first: Fingerprint, second: Fingerprint) -> None:
+    """Raise NotComparable, with what differs, unless figures with these fingerprints mean the same."""
+    for key in [key for key in {**NAMES, **first, **second} if first.get(key) != second.get(key)]:
+        raise NotComparable(
+            f"these figures cannot be compared: the {NAMES.get(key, key)} is {first.get(key)!r} and {second.get(key)!r}"
+        )
 
 
-def counterpart(facts: Facts, weights: str, others: Sequence[Evaluation]) -> Evaluation:
-    """The latest of some that may be compared with such facts, if possible of the same weights; else the latest."""
-    fair = [other for other in others if other.facts == facts]
+def counterpart(fingerprint: Fingerprint, weights: str, others: Sequence[Evaluation]) -> Evaluation:
+    """The latest that may be compared with such a fingerprint, if possible of the same weights; else the latest."""
+    fair = [other for other in others if other.fingerprint == fingerprint]
     alike = [other for other in fair if other.weights == weights]
     return (alike or fair or others)[-1]
 
 
-def record(folder: Path, found: Sequence[Evaluation]) -> Path:
-    """Write evaluations to a run's file, in the place of earlier ones of the same checkpoint, seed and facts."""
+def record(folder: Path, found: Sequence[Evaluation]) -> None:
+    """Write evaluations to a run's file, replacing those of the same step, weights, seed and fingerprint."""
+
+    def identity(one: Evaluation) -> tuple[Any, ...]:
+        return one.step, one.weights, one.seed, one.fingerprint
+
     path, new = folder / FILE, [identity(one) for one in found]
     kept = [one for one in read_evaluations(path) if identity(one) not in new] if path.is_file() else []
-    return write_evaluations(path, [*kept, *found])
+    write_evaluations(path, [*kept, *found])
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Leave out the evaluations of later steps, which a run that goes on from this step has not done yet."""
+    """Leave out the evaluations of later steps, which a run that resumes from this step has not done yet."""
     path = folder / FILE
     before = read_evaluations(path) if path.is_file() else []
     kept = [one for one in before if one.step <= step]
@@ -110,10 +175,9 @@ def forget_after(folder: Path, step: int) -> None:
         write_evaluations(path, kept)
 
 
-def write_evaluations(path: Path, evaluations: Sequence[Evaluation]) -> Path:
+def write_evaluations(path: Path, evaluations: Sequence[Evaluation]) -> None:
     content = to_json([asdict(one) for one in evaluations])
     atomic_write(path, lambda temporary: Files().write_bytes(temporary, content))
-    return path
 
 
 def read_evaluations(path: Path) -> list[Evaluation]:
@@ -125,19 +189,3 @@ def read_evaluations(path: Path) -> list[Evaluation]:
         raise ValueError(f"there is no {file}: scalelong evaluate writes it") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} does not hold evaluations ({error}): remove it") from error
-
-
-def identity(one: Evaluation) -> tuple[Any, ...]:
-    return one.step, one.weights, one.seed, sorted(one.facts.items(), key=str)
-
-
-__all__ = [
-    "FILE",
-    "Evaluation",
-    "NotComparable",
-    "check_comparable",
-    "compare",
-    "counterpart",
-    "read_evaluations",
-    "record",
-]

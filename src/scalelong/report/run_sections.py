@@ -163,7 +163,7 @@ def figure_series(run: RunFolder, name: str, style: int, evaluations: Sequence[d
 
 def identity(evaluation: dict[str, Any]) -> str:
     """Equal for figures that mean the same, and were drawn from the same noise."""
-    return json.dumps([evaluation.get("facts"), evaluation.get("seed", 0)], sort_keys=True, default=str)
+    return json.dumps([evaluation.get("fingerprint"), evaluation.get("seed", 0)], sort_keys=True, default=str)
 
 
 def describe_facts(facts: dict[str, Any]) -> str:

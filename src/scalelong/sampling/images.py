@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
+import torch
 from torch import Tensor
 
-from ..utils.atomic import writing
+from ..utils.atomic import atomic_write
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -20,7 +20,6 @@ SHORTEST_SIDE = 400
 def tile(images: Tensor, *, gap: int = 1) -> Tensor:
     """Images side by side in a near-square grid with a white gap. Shape: (N, C, H, W) → (C, grid height, grid width).
 
-    >>> import torch
     >>> tile(torch.zeros(5, 1, 8, 8, dtype=torch.uint8)).shape
     torch.Size([1, 19, 28])
     """
@@ -38,9 +37,16 @@ def to_picture(image: Tensor) -> Picture:
     """Shape: (C, H, W), uint8, with one channel or three."""
     from PIL import Image
 
-    channels, height, width = image.shape
-    mode = {1: "L", 3: "RGB"}[channels]
-    return Image.frombytes(mode, (width, height), bytes(image.permute(1, 2, 0).contiguous().flatten().tolist()))
+    return Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy())
+
+
+def read_image(file: Path | BinaryIO) -> Tensor:
+    """Shape: (C, H, W), uint8."""
+    from PIL import Image
+
+    with Image.open(file) as picture:
+        pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+        return pixels.view(picture.height, picture.width, -1).permute(2, 0, 1)
 
 
 def save_grid(images: Tensor, path: Path) -> None:
@@ -49,20 +55,6 @@ def save_grid(images: Tensor, path: Path) -> None:
 
     picture = to_picture(tile(images))
     factor = math.ceil(SHORTEST_SIDE / min(picture.size))
-    save_picture(picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST), path)
-
-
-def save_picture(picture: Picture, path: Path) -> None:
-    """Write a PNG under a temporary name first, so that there is never half of one.
-
-    Not by `atomic_write`: it would wait for the disk at each of many thousand images, and what a killed process leaves
-    behind has to be replaced by the next, which draws the image again.
-    """
-    temporary = path.with_name(f".tmp-{path.name}")
-    try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            picture.save(temporary, format="PNG")
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    large = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, lambda temporary: large.save(temporary, format="PNG"))

@@ -28,9 +28,10 @@ from ..runs.checkpoint import Checkpoint
 from ..runs.choice import choose_checkpoint
 from ..runs.model import load_network, weights_digest
 from ..runs.run_dir import Run
+from ..utils.blocks import Progress
 from ..utils.device import best_device, check_compiler, own_device
 from ..utils.distributed import Rank
-from .sample_folder import Draw, Progress, SampleFolder
+from .sample_folder import SampleBatch, SampleFolder
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What to draw: images of a class, of a prompt or of both; else all classes by turns, or validation captions."""
+    """Images of a class, of a prompt or of both; else of all classes by turns, or of validation captions."""
 
     label: int | None = None
     prompt: str | None = None
@@ -55,7 +56,7 @@ def sample_run(
     steps: int | None = None,
     sampler: str | None = None,
     guidance: float | None = None,
-    wish: SampleRequest | None = None,
+    request: SampleRequest | None = None,
     seed: int = 0,
     weights: Weights = "ema",
     checkpoint: str | int = "last",
@@ -63,21 +64,21 @@ def sample_run(
     compile: bool = False,
     progress: Progress = lambda done, count: None,
 ) -> Path:
-    """Draw images with a checkpoint of a run; returns the folder of the PNGs and `grid.png`, complete or absent.
+    """Sample images with a checkpoint of a run; returns the folder of the PNGs and `grid.png`, complete or absent.
 
-    Image k has the seed `seed + k`, so it does not depend on how many are drawn. Images that are there are not drawn
-    again, after an interruption or for a larger `count`; processes started by torchrun share the rest. On one machine
-    the files are the same to the bit at the same `batch` and number of threads, and with others but for rounding.
-    `compile` takes its time once for every size of batch, draws faster then, and has a folder of its own. `checkpoint`
-    is last, best or a step. What is not given is as the recipe's `sampling:` block says.
+    Image k has the seed `seed + k`, so it does not depend on how many there are. Finished blocks are not sampled again,
+    after an interruption or for a larger `count`; processes started by torchrun share the rest. On one machine the
+    files are the same to the bit at the same `batch` and number of threads, and with others but for rounding.
+    `compile` takes its time once for every size of batch, is faster then, and has a folder of its own. `checkpoint` is
+    last, best or a step. What is not given is as the recipe's `sampling:` block says.
     """
-    run, wish = Run(Path(folder)), wish or SampleRequest()
+    run, request = Run(Path(folder)), request or SampleRequest()
     given = {"steps": steps, "sampler": sampler, "guidance": guidance}
     config = with_sampling(run.config(), **{key: value for key, value in given.items() if value is not None})
-    check_request(config, wish)
+    check_request(config, request)
     chosen = choose_checkpoint(run, checkpoint)
-    settings = describe_drawing(config, wish, chosen, weights, seed)
-    name = title(config, wish, chosen.step, weights, seed)
+    settings = describe_samples(config, request, chosen, weights, seed)
+    name = title(config, request, chosen.step, weights, seed)
     if compile:
         check_compiler(best_device())
         # Compiled code rounds differently: a grey level here and there.
@@ -85,17 +86,17 @@ def sample_run(
 
     place = run.samples / name
 
-    def draw() -> Draw:
-        conditioning, conditions = conditions_of(config, wish)
+    def open_sampler() -> SampleBatch:
+        conditioning, conditions = conditions_of(config, request)
         network = load_network(config, chosen, weights, compile=compile)
-        return Sampler(network, config, conditioning, conditions, seed).draw
+        return Sampler(network, config, conditioning, conditions, seed).sample_batch
 
-    SampleFolder(place, settings, count, batch, config.data.image_shape).fill(draw, Rank.here(), progress)
+    SampleFolder(place, settings, count, batch).fill(open_sampler, Rank.here(), progress)
     return place
 
 
-def describe_drawing(
-    config: Config, wish: SampleRequest, checkpoint: Checkpoint, weights: Weights, seed: int
+def describe_samples(
+    config: Config, request: SampleRequest, checkpoint: Checkpoint, weights: Weights, seed: int
 ) -> dict[str, Any]:
     """All that an image depends on, besides its number and its batch."""
     sampling = config.sampling
@@ -107,8 +108,8 @@ def describe_drawing(
         "sampler": sampling.sampler,
         "steps": min(sampling.steps, config.diffusion.steps),
         "guidance": sampling.guidance if config.conditional else None,
-        "class": wish.label,
-        "prompt": wish.prompt,
+        "class": request.label,
+        "prompt": request.prompt,
     }
 
 
@@ -122,41 +123,41 @@ def with_sampling(config: Config, **given: object) -> Config:
         raise RecipeError("\n".join(config_errors(error, raw, places))) from error
 
 
-def title(config: Config, wish: SampleRequest, step: int, weights: Weights, seed: int) -> str:
-    """A name for a folder of samples that says how they were drawn; for a prompt, which may hold anything, its hash."""
+def title(config: Config, request: SampleRequest, step: int, weights: Weights, seed: int) -> str:
+    """A name for a folder of samples that says how they were made; for a prompt, which may hold anything, its hash."""
     sampling = config.sampling
     parts = [f"step-{step:06d}-{weights}-seed-{seed}-{sampling.sampler}-{sampling.steps}-steps"]
     parts += [f"guidance-{sampling.guidance:g}"] if config.conditional else []
-    parts += [f"class-{wish.label}"] if wish.label is not None else []
-    parts += [f"prompt-{hashlib.sha256(wish.prompt.encode()).hexdigest()[:8]}"] if wish.prompt is not None else []
+    parts += [f"class-{request.label}"] if request.label is not None else []
+    parts += [f"prompt-{hashlib.sha256(request.prompt.encode()).hexdigest()[:8]}"] if request.prompt is not None else []
     return "-".join(parts)
 
 
-def check_request(config: Config, wish: SampleRequest) -> None:
-    if wish.label is not None and config.labels is None:
+def check_request(config: Config, request: SampleRequest) -> None:
+    if request.label is not None and config.labels is None:
         raise ValueError("this run has no classes to choose from")
-    if wish.prompt is not None and config.text is None:
+    if request.prompt is not None and config.text is None:
         raise ValueError("this run knows no text: leave the prompt out")
-    spread_labels(config, 1, wish.label)
+    spread_labels(config, 1, request.label)
 
 
-def conditions_of(config: Config, wish: SampleRequest) -> tuple[Conditioning, Conditions]:
+def conditions_of(config: Config, request: SampleRequest) -> tuple[Conditioning, Conditions]:
     """How the network is conditioned, and on what for any images: the text of all of them may not fit in memory."""
 
     def labels(own: range) -> Condition:
-        return spread_labels(config, own.stop, wish.label)[own.start : own.stop]
+        return spread_labels(config, own.stop, request.label)[own.start : own.stop]
 
     if config.text is None:
         return conditioning_of(config), labels
-    if wish.prompt is not None:
-        text, empty = TextEncoder(config.text, own_device()).encode([wish.prompt, ""]).clone().cpu()
+    if request.prompt is not None:
+        text, empty = TextEncoder(config.text, own_device()).encode([request.prompt, ""]).clone().cpu()
         return conditioning_of(config, empty), lambda own: Condition(labels(own).labels, text.expand(len(own), -1, -1))
     inputs = open_inputs(config)
     conditioning = conditioning_of(config, inputs.empty_text)
 
     def captions(own: range) -> Condition:
         found = validation_condition(inputs, conditioning, len(own), first=own.start)
-        return found if wish.label is None else replace(found, labels=labels(own).labels)
+        return found if request.label is None else replace(found, labels=labels(own).labels)
 
     return conditioning, captions
 
@@ -174,20 +175,25 @@ def validation_condition(inputs: Inputs, conditioning: Conditioning, count: int,
 
 @dataclass(frozen=True)
 class Sampler:
-    """A model in eval mode, and all that it takes to draw images of it; image k is drawn from the seed `seed + k`."""
+    """A network in eval mode, and all that it takes to sample images of it; image k has the seed `seed + k`."""
 
-    model: nn.Module
+    network: nn.Module
     config: Config
     conditioning: Conditioning
     conditions: Conditions
     seed: int = 0
 
-    def draw(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
-        """Images, in one batch. Shape: (len(numbers), C, H, W), uint8."""
+    def sample(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
+        """The images of these numbers, in batches that depend on the first one alone. Shape: (B, C, H, W), uint8."""
+        batches = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
+        return torch.cat([self.sample_batch(batch, part_of(numbers, batch, progress)) for batch in batches])
+
+    def sample_batch(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
+        """The images of these numbers at once. Shape: (len(numbers), C, H, W), uint8."""
         config, sampling = self.config, self.config.sampling
-        with without_gradients(self.model):
-            drawn = sample(
-                self.conditioning.guided(self.model, self.conditions(numbers).to(self.device), sampling.guidance),
+        with without_gradients(self.network):
+            samples = sample(
+                self.conditioning.guided(self.network, self.conditions(numbers).to(self.device), sampling.guidance),
                 build_process(config.diffusion),
                 config.sample_shape,
                 seeds=[self.seed + number for number in numbers],
@@ -197,18 +203,13 @@ class Sampler:
                 device=self.device,
                 progress=lambda done, steps: progress(done / steps),
             )
-        images = drawn if self.decoder is None else self.decoder.decode(drawn)
+        images = samples if self.decoder is None else self.decoder.decode(samples)
         warn_of_overflow(images, numbers)
         return to_uint8(images).cpu()
 
-    def images(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
-        """Any number of images, in batches that depend on the first number alone. Shape: (B, C, H, W), uint8."""
-        batches = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
-        return torch.cat([self.draw(batch, part_of(numbers, batch, progress)) for batch in batches])
-
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return next(self.network.parameters()).device
 
     @cached_property
     def decoder(self) -> LatentEncoder | None:
@@ -217,7 +218,7 @@ class Sampler:
 
 
 def without_gradients(network: nn.Module) -> AbstractContextManager[None]:
-    """Nothing in it is noted for gradients, nor could be later.
+    """Without gradients, now and later.
 
     Shards keep the weights that they gather, and could not train with them afterwards.
     """
@@ -225,21 +226,21 @@ def without_gradients(network: nn.Module) -> AbstractContextManager[None]:
 
 
 def part_of(whole: range, part: range, progress: Callable[[float], None]) -> Callable[[float], None]:
-    """Takes what share of a part is done, and tells what share of the whole is."""
+    """From the share of a part that is done to the share of the whole."""
     before = part.start - whole.start
     return lambda share: progress((before + share * len(part)) / len(whole))
 
 
 def warn_of_overflow(images: Tensor, numbers: range) -> None:
-    """Say it where a network gave something that is no colour. Shape: (B, C, H, W)."""
+    """Warn of images with values that are not numbers. Shape: (B, C, H, W)."""
     broken = int(images.isnan().flatten(1).any(1).sum())
     if broken:
         what = f"{broken} of the images {numbers.start} to {numbers.stop - 1}"
         logger.warning("%s are not numbers everywhere, and black there: the network has diverged", what)
 
 
-def draw(
-    model: nn.Module,
+def sample_network(
+    network: nn.Module,
     config: Config,
     conditioning: Conditioning,
     condition: Condition = NOTHING,
@@ -247,5 +248,5 @@ def draw(
     count: int,
     seed: int = 0,
 ) -> Tensor:
-    """Images of a model in eval mode, image k from the seed `seed + k`. Shape: (count, C, H, W), uint8."""
-    return Sampler(model, config, conditioning, fixed(condition), seed).images(range(count))
+    """Images of a network in eval mode, image k with the seed `seed + k`. Shape: (count, C, H, W), uint8."""
+    return Sampler(network, config, conditioning, fixed(condition), seed).sample(range(count))

@@ -14,8 +14,8 @@ from ..diffusion.guidance import Condition, Conditioning
 from ..runs.resume import ResumePoint
 from ..runs.run_dir import Run
 from ..sampling.images import save_grid
-from ..sampling.sample_folder import wait_until
-from ..sampling.sample_run import draw, validation_condition
+from ..sampling.sample_run import sample_network, validation_condition
+from ..utils.blocks import wait_until
 from ..utils.distributed import Rank
 from .agreement import any_rank
 from .engine import uses_fsdp
@@ -66,8 +66,10 @@ class Due:
         config, state = self.config.evaluation, self.state
         if evaluate is None or config.every is None:
             return None
-        granted = self.conditioning, self._condition(config.images)
-        evaluator = evaluate(self.config, self.run.folder, granted, rank=self.rank, together=self.sharded)
+        condition = self._condition(config.images)
+        evaluator = evaluate(
+            self.config, self.run.folder, self.conditioning, condition, rank=self.rank, uses_fsdp=self.sharded
+        )
         return Quality(evaluator, config, state.network, state.ema, self.journal, sharded=self.sharded)
 
     def begin(self, step: int) -> None:
@@ -129,7 +131,8 @@ class Due:
     def _draw_grid(self) -> None:
         network = self.state.network
         with self.state.ema.swap(network.eval()):
-            images = draw(network, self.config, self.conditioning, self._condition(GRID_IMAGES), count=GRID_IMAGES)
+            condition = self._condition(GRID_IMAGES)
+            images = sample_network(network, self.config, self.conditioning, condition, count=GRID_IMAGES)
         network.train()
         if self.journal.is_main:
             save_grid(images, self.grid)

@@ -1,4 +1,4 @@
-"""File operations: each one small, synced, and replaceable where a test wants it to fail."""
+"""Files that are complete or absent, folders that one process at a time writes to, and checksums."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 CHUNK = 1 << 20
@@ -27,6 +28,10 @@ class Damaged(Exception):
 
 class WriteError(OSError):
     """A file that could not be written: the message says which, why, and what to do."""
+
+
+class Busy(ValueError):
+    """Another process works in the folder."""
 
 
 class Files:
@@ -106,6 +111,29 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8 that is complete or, as before, the old one."""
     atomic_write(path, lambda temporary: Files().write_bytes(temporary, text.encode()))
+
+
+@contextmanager
+def locked(file: Path, busy: str, *, wait: float | None = 0) -> Iterator[None]:
+    """Hold a lock file; raises Busy if another process does. The system releases it when this process ends in any way.
+
+    `busy` says what the other process does; `wait` is how many seconds to wait for it, None for as long as it takes.
+    A folder that was made for the lock is removed if nothing else was written to it.
+    """
+    folder = file.parent
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=-1 if wait is None else wait)
+    except Timeout as error:
+        raise Busy(f"{busy}: wait for it, or stop it first") from error
+    try:
+        yield
+    finally:
+        if is_new and folder.is_dir() and os.listdir(folder) == [file.name]:
+            shutil.rmtree(folder, ignore_errors=True)  # Windows keeps a file that is open.
+        lock.release()
 
 
 def current_umask() -> int:

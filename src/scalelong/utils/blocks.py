@@ -1,0 +1,267 @@
+"""Numbered blocks that several processes fill: the one store behind prepared data, features, statistics and samples.
+
+    index.json               what all blocks depend on; once all are there, the entry of each with its files' SHA-256
+    block-00000.safetensors  what is in a block is a function of its number and of what is in the index
+    block-00000.json         the entry of that block, until the index has it
+
+A block counts once its entry is there, so a killed process costs no more than the block that it was making. The
+processes exchange nothing but these files: none waits in a collective that could time out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .atomic import Damaged, Files, atomic_write, describe, to_json, verify_file
+from .distributed import SINGLE, Rank
+
+FORMAT = 2
+INDEX = "index.json"
+POLL_SECONDS = 0.2
+
+Fingerprint = dict[str, Any]
+"""What a result depends on, by name; only with equal ones are two results the same."""
+Progress = Callable[[float, int], None]
+"""Called with how many rows are done, and of how many."""
+MakeBlock = Callable[[str, range, Callable[[float], None]], Any]
+"""Adds the block of a name, with these rows, to the folder, and calls its last argument with the share that is done."""
+
+
+class BlockError(ValueError):
+    """A folder that holds something else; the message says what, and what to do."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished block: its files with their sizes and SHA-256, its rows, and those that could not be read, and why."""
+
+    files: Mapping[str, Sequence[Any]]
+    rows: int
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for size, _ in self.files.values())
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a folder was made for; `entries` by the block's name, None while blocks are missing."""
+
+    fingerprint: Fingerprint
+    entries: Mapping[str, Entry] | None
+
+
+class BlockFolder:
+    """Reads and writes the blocks of one folder; several processes may, each its own blocks."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.left_behind: list[Path] = []
+
+    def shard(self, name: str) -> Path:
+        """The file of a block that holds tensors."""
+        return self.path / f"{name}.safetensors"
+
+    def index(self) -> Index | None:
+        """The index; None if there is none, or it is damaged and all must be done again."""
+        return read_index(self.path / INDEX)
+
+    def begin(self, fingerprint: Fingerprint, *, ignore: Collection[str] = ()) -> Index:
+        """Open the folder, or make it; raises if it holds something else. What is in `ignore` may differ."""
+        self.left_behind = list(self.path.glob(".tmp-*"))
+        index = self.index()
+        if index is not None:
+            check_fingerprint(self.path, index.fingerprint, fingerprint, ignore)
+            return index
+        if (
+            self.path.is_dir()
+            and not (self.path / INDEX).exists()
+            and any(not path.name.startswith(".") for path in self.path.iterdir())
+        ):
+            raise BlockError(f"{self.path} holds other files: choose a new or empty folder")
+        Files().make_folder(self.path)
+        return write_index(self.path / INDEX, Index(fingerprint, None))
+
+    def add(self, name: str, tensors: Mapping[str, Tensor], *, rows: int, broken: Mapping[str, str]) -> Entry:
+        """Write a block of tensors, and then that it is finished."""
+        atomic_write(self.shard(name), lambda path: Files().write_tensors(path, tensors))
+        return self.add_files(name, [self.shard(name)], rows=rows, broken=broken)
+
+    def add_files(self, name: str, paths: Iterable[Path], *, rows: int, broken: Mapping[str, str]) -> Entry:
+        """Write that a block is finished, whose files are in the folder."""
+        entry = Entry({path.name: describe(path) for path in paths}, rows, dict(broken))
+        write_signed(self._entry_file(name), asdict(entry))
+        return entry
+
+    def entry(self, name: str, index: Index) -> Entry | None:
+        """What is known of a finished block: the latest word is beside it, else in the index."""
+        try:
+            return Entry(**read_signed(self._entry_file(name)))
+        except (FileNotFoundError, Damaged):
+            return None if index.entries is None else index.entries.get(name)
+
+    def verify(self, entry: Entry, *, hashed: bool = True) -> None:
+        """Raise Damaged if a block's files are not as they were written; their sizes alone are quicker to compare."""
+        for name, (size, digest) in entry.files.items():
+            verify_file(self.path / name, size, digest if hashed else None)
+
+    def verified(self, name: str, index: Index) -> Entry | None:
+        """The entry of a block that is finished and whole; None if it must be made, or made again."""
+        entry = self.entry(name, index)
+        try:
+            if entry is not None:
+                self.verify(entry)
+        except Damaged:
+            return None
+        return entry
+
+    def fill(
+        self,
+        fingerprint: Fingerprint,
+        blocks: Mapping[str, range],
+        make: MakeBlock,
+        rank: Rank = SINGLE,
+        progress: Progress = lambda done, count: None,
+        *,
+        ignore: Collection[str] = (),
+    ) -> bool:
+        """Make this process's share of the blocks that are missing, as `begin` opens the folder.
+
+        The first process waits for the others and completes the folder; it returns True, the others False.
+        """
+        count, own = sum(map(len, blocks.values())), list(blocks)[rank.index :: rank.world]
+        if rank.index and not own:
+            return False  # The folder may be gone by now.
+        index = self.begin(fingerprint, ignore=ignore)
+
+        def report(index: Index) -> int:
+            finished = self.finished_names() | (index.entries or {}).keys()
+            done = sum(len(rows) for name, rows in blocks.items() if name in finished)
+            progress(done, count)
+            return done
+
+        def make_missing(name: str, index: Index, done: int) -> None:
+            rows = blocks[name]
+            if self.verified(name, index) is None:
+                make(name, rows, lambda share: progress(min(done + share * len(rows), count), count))
+
+        for name in own:
+            # The first process may have finished meanwhile, and moved the entries to the index, or the whole folder.
+            index = self.index()
+            if index is None:
+                return False
+            make_missing(name, index, report(index))
+        if rank.index:
+            return False
+        index = self.index() or index
+        wait_until(lambda: report(index) >= count)
+        for name in blocks:
+            make_missing(name, index, count)
+        entries = {name: entry for name in blocks if (entry := self.entry(name, index)) is not None}
+        # A smaller job does not forget the blocks of a larger one.
+        self.finish(fingerprint, {**(index.entries or {}), **entries})
+        return True
+
+    def finish(self, fingerprint: Fingerprint, entries: Mapping[str, Entry]) -> None:
+        """Write the index that makes the folder complete; what killed writers left behind before goes."""
+        write_index(self.path / INDEX, Index(fingerprint, entries))
+        for name in entries:
+            self._entry_file(name).unlink(missing_ok=True)
+        # Newer ones are those of processes that are still repairing their blocks.
+        for path in self.left_behind:
+            path.unlink(missing_ok=True)
+
+    def tidy(self, names: Sequence[str]) -> None:
+        """Remove the entries that a finished index has already."""
+        index = self.index()
+        if index is None or index.entries is None:
+            return
+        for name in names:
+            if self.entry(name, index) == index.entries.get(name):
+                self._entry_file(name).unlink(missing_ok=True)
+
+    def finished_names(self) -> set[str]:
+        """The blocks that have an entry beside them."""
+        return {path.stem for path in self.path.glob("*.json") if path.name != INDEX}
+
+    def _entry_file(self, name: str) -> Path:
+        return self.path / f"{name}.json"
+
+
+def block_ranges(count: int, size: int) -> dict[str, range]:
+    """The rows of each block by its name. A short one's says how many it has: a larger count makes another of it.
+
+    >>> block_ranges(6, 4)
+    {'block-00000': range(0, 4), 'block-00001-2': range(4, 6)}
+    """
+    ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    return {
+        f"block-{number:05d}{'' if len(rows) == size else f'-{len(rows)}'}": rows for number, rows in enumerate(ranges)
+    }
+
+
+def check_fingerprint(path: Path, before: Fingerprint, now: Fingerprint, ignore: Collection[str] = ()) -> None:
+    """Raise if a folder was made for something else."""
+    changed = [key for key in {**now, **before} if key not in ignore and before.get(key) != now.get(key)]
+    if changed:
+        shown = ", ".join(f"{key} {before.get(key)} → {now.get(key)}" for key in changed[:3])
+        raise BlockError(f"{path} was made with other settings ({shown}): give the same ones, or remove it")
+
+
+def short_hash(fingerprint: Fingerprint) -> str:
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(POLL_SECONDS)
+
+
+def read_index(file: Path) -> Index | None:
+    """An index; None if there is none, or it is damaged and all must be done again."""
+    try:
+        content = read_signed(file)
+    except (FileNotFoundError, Damaged):
+        return None
+    if content.get("format") != FORMAT:
+        raise BlockError(f"{file.parent} was made by another version of scalelong: remove it, and make it anew")
+    entries = content["entries"]
+    parsed = None if entries is None else {name: Entry(**entry) for name, entry in entries.items()}
+    return Index(content["fingerprint"], parsed)
+
+
+def write_index(file: Path, index: Index) -> Index:
+    write_signed(file, {"format": FORMAT, **asdict(index)})
+    return index
+
+
+def signed(content: dict[str, Any]) -> bytes:
+    """JSON with a checksum of its own in it."""
+    return to_json(content | {"checksum": hashlib.sha256(to_json(content)).hexdigest()})
+
+
+def write_signed(path: Path, content: dict[str, Any]) -> None:
+    atomic_write(path, lambda temporary: Files().write_bytes(temporary, signed(content)))
+
+
+def read_signed(path: Path) -> dict[str, Any]:
+    """The content of such a file; raises Damaged if it is not as it was written."""
+    raw = path.read_bytes()
+    try:
+        content: dict[str, Any] = json.loads(raw)
+        del content["checksum"]
+        whole = signed(content) == raw
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise Damaged(f"{path.name} is not what was written ({error})") from error
+    if not whole:
+        raise Damaged(f"{path.name} does not match its checksum")
+    return content
