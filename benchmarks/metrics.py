@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scalelong.data import DataConfig
-from scalelong.data.images import load_images
+from scalelong.data.dataset import load_images
 from scalelong.evaluation import FeatureNetwork, Figure, Reference, load_features, statistics_of
 from scalelong.evaluation.evaluate import figures_of
 

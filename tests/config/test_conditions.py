@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_cases import run_tiny, tiny
+from run_cases import assert_same_run, run_tiny, tiny
 from torch import Tensor
 
 from scalelong.config import RecipeError, build_model, load_recipe
@@ -141,6 +141,18 @@ def test_labels_beyond_the_classes_are_refused_before_training(tmp_path: Path) -
     with pytest.raises(ValueError, match="label"):
         run_tiny(tmp_path / "run", "data.label_column=label", "labels.classes=7")
     assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_a_run_from_the_image_cache_that_was_stopped_ends_as_one_from_memory_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
+    run_tiny(tmp_path / "whole", "training.checkpoint_every=2")
+    assert not (tmp_path / "cache").exists()
+    run_tiny(tmp_path / "parts", "training.checkpoint_every=2", "data.memory_gb=0", "training.steps=5")
+    assert (tmp_path / "cache").exists()
+    run_tiny(tmp_path / "parts", "training.checkpoint_every=2", "data.memory_gb=0")
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_a_text_encoder_of_another_width_than_stated_is_refused() -> None:

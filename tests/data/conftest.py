@@ -15,6 +15,7 @@ def cache_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library keeps a copy of what it loads; tests must not leave one behind."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))  # For the processes that a test starts.
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "images"))
 
 
 @pytest.fixture(scope="session")

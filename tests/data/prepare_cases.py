@@ -1,6 +1,6 @@
 """Tiny frozen encoders, saved as the libraries save real ones, pictures with captions to encode, and killed jobs.
 
-`python prepare_cases.py '[{"root": …, "out": …, "processes": 2, "kills": 3, "seed": 0, "shard_rows": 4}]'` prepares in
+`python prepare_cases.py '[{"root": …, "out": …, "processes": 2, "kills": 3, "seed": 0, "block_rows": 4}]'` prepares in
 forked processes, which it kills with SIGKILL at random moments.
 """
 
@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from scalelong.data import DataConfig, load_images
-from scalelong.data.config_encoders import LatentConfig, TextConfig
+from scalelong.data.block_content import BlockEncoder
+from scalelong.data.config import LatentConfig, TextConfig
 from scalelong.data.prepare import Job, prepare
 from scalelong.data.prepared import PreparedData, open_prepared
-from scalelong.data.shard_content import ShardEncoder
 from scalelong.utils.blocks import BlockFolder
 from scalelong.utils.distributed import Rank
 
@@ -130,18 +130,18 @@ def save_all(root: Path, rows: int = 24) -> Path:
     return root
 
 
-def tiny_job(root: Path, out: Path, *, what: str = "both", shard_rows: int = 5, **data: Any) -> Job:
-    """`what` is text, latents or both; of 24 rows, 6 are held out."""
+def tiny_job(root: Path, out: Path, *, what: str = "both", block_rows: int = 5, **data: Any) -> Job:
+    """`what` is text, latents, both or images; of 24 rows, 6 are for validation."""
     columns = {"label_column": "label", "caption_column": "captions", "validation_count": 6}
     source = {"source": str(root / "pictures.parquet"), "image_size": IMAGE_SIDE}
     text = TextConfig(encoder=str(root / "bert"), max_length=8)
     latents = LatentConfig(autoencoder=str(root / "autoencoder"), channels=2, factor=2)
     return Job(
         DataConfig(**(source | columns | data)),
-        None if what == "latents" else text,
-        None if what == "text" else latents,
+        None if what in ("latents", "images") else text,
+        None if what in ("text", "images") else latents,
         out,
-        shard_rows=shard_rows,
+        block_rows=block_rows,
     )
 
 
@@ -153,7 +153,8 @@ def copy_of(job: Job, folder: Path) -> Job:
 def open_job(job: Job, **changes: Any) -> PreparedData:
     """The prepared data of a job, or of one with some blocks changed."""
     job = replace(job, **changes)
-    images = load_images(job.data) if job.latents is None else None
+    loaded = load_images(job.data) if job.latents is None else None
+    images = None if loaded is None else (loaded.train, loaded.validation)
     return open_prepared(job.folder, job.data, job.text, job.latents, images=images)
 
 
@@ -188,13 +189,13 @@ def main(plans: list[dict[str, Any]]) -> None:
     import pyarrow.parquet  # noqa: F401
 
     job = tiny_job(Path(plans[0]["root"]), Path())
-    ShardEncoder(job.text, job.latents)
+    BlockEncoder(job.text, job.latents)
     hits = []
     for plan in plans:
         out, chance = Path(plan["out"]), random.Random(plan.get("seed", 0))
         for _ in range(plan.get("kills", 0)):
             children = [fork(plan, rank) for rank in range(plan.get("processes", 1))]
-            wait_for_shards(BlockFolder(out), chance.randint(0, 2), children)
+            wait_for_blocks(BlockFolder(out), chance.randint(0, 2), children)
             time.sleep(chance.uniform(0, 0.03))
             for child in children:
                 os.kill(child, signal.SIGKILL)
@@ -210,7 +211,7 @@ def fork(plan: dict[str, Any], rank: int) -> int:
     if child:
         return child
     try:
-        job = tiny_job(Path(plan["root"]), Path(plan["out"]), shard_rows=plan.get("shard_rows", 5))
+        job = tiny_job(Path(plan["root"]), Path(plan["out"]), block_rows=plan.get("block_rows", 5))
         prepare(job, Rank(rank, plan.get("processes", 1)))
     except BaseException:
         traceback.print_exc()
@@ -218,8 +219,8 @@ def fork(plan: dict[str, Any], rank: int) -> int:
     os._exit(0)
 
 
-def wait_for_shards(folder: BlockFolder, more: int, children: list[int]) -> None:
-    """Return once so many further shards are finished, or a child has ended."""
+def wait_for_blocks(folder: BlockFolder, more: int, children: list[int]) -> None:
+    """Return once so many further blocks are finished, or a child has ended."""
     count = len(folder.finished_names()) + more
     while not folder.path.exists() or len(folder.finished_names()) < count:
         if any(os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) for child in children):

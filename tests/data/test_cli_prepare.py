@@ -66,10 +66,11 @@ def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(
     assert re.fullmatch(r"prepared/tiny-[0-9a-f]{8}", str(folder))
     assert result.stderr.splitlines()[-1] == "24 of 24 rows"
     (last,) = result.stdout.splitlines()
-    assert last.startswith(f"finished: {folder}, 18 rows to train on and 6 held out, ")
+    assert last.startswith(f"finished: {folder}, 18 rows to train on and 6 for validation, ")
     assert last.endswith(f"To train: scalelong train {recipe}")
     images = load_images(config.data)
-    assert len(open_prepared(folder, config.data, config.text, None, images=images).train) == 18
+    prepared = open_prepared(folder, config.data, config.text, None, images=(images.train, images.validation))
+    assert len(prepared.train) == 18
 
 
 def test_another_folder_is_named_to_the_training(recipe: Path) -> None:
@@ -120,10 +121,12 @@ def test_a_stopped_command_says_that_it_goes_on(recipe: Path, monkeypatch: pytes
     assert result.stderr == "stopped: what is finished is kept, and the same command resumes\n"
 
 
-def test_processes_of_a_launcher_start_no_others(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    result = run("prepare", recipe, "--processes", "2")
-    assert result.exit_code == 2 and "leave out --processes" in result.stderr
+def test_a_recipe_of_images_fills_the_image_cache(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALELONG_CACHE", "cache")
+    result = run("prepare", "digits", "--set", "data.validation_count=97")
+    assert re.match(r"finished: cache/images/sklearn-digits-[0-9a-f]{8}, 1700 rows to train on and 97", result.stdout)
+    refused = run("prepare", "digits", "--out", "elsewhere")
+    assert refused.exit_code == 2 and "--out: this recipe's images go to the image cache" in refused.stderr
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from prepare_cases import IMAGE_SIDE, TEXT_WIDTH, WORDS, save_autoencoder, save_
 from safetensors.torch import load_file, save_file
 
 from scalelong.data import DataError
-from scalelong.data.config_encoders import LatentConfig, TextConfig
-from scalelong.data.encoders import LatentEncoder, TextEncoder, draw_latents, repeatable
+from scalelong.data.config import LatentConfig, TextConfig
+from scalelong.data.encoders import LatentEncoder, TextEncoder, latents_from, repeatable
 from scalelong.data.pretrained import fingerprint_of, locate
 
 LENGTH = 8
@@ -121,11 +121,11 @@ def test_latents_are_the_mean_and_deviation_of_the_autoencoder(saved: Path) -> N
     assert torch.equal(encoder.decode(mean * 0.5), decoded.clamp(-1, 1))
 
 
-def test_drawn_latents_are_the_scaled_mean_without_noise_and_spread_by_the_deviation() -> None:
+def test_random_latents_are_the_scaled_mean_without_noise_and_spread_by_the_deviation() -> None:
     moments, noise = torch.randn(4, 6, 2, 2), torch.randn(4, 3, 2, 2)
     mean, std = moments[:, :3], moments[:, 3:]
-    assert torch.equal(draw_latents(moments, torch.zeros_like(noise), 0.25), mean * 0.25)
-    assert torch.equal(draw_latents(moments, noise, 1.0), mean + std * noise)
+    assert torch.equal(latents_from(moments, torch.zeros_like(noise), 0.25), mean * 0.25)
+    assert torch.equal(latents_from(moments, noise, 1.0), mean + std * noise)
 
 
 def test_images_are_decoded_in_parts_without_a_seam(saved: Path) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 import torch
@@ -18,9 +16,8 @@ from safetensors.torch import load_file, save_file
 from scalelong.data import DataError, load_images
 from scalelong.data import prepared as prepared_module
 from scalelong.data.encoders import LatentEncoder, TextEncoder
-from scalelong.data.prepare import Job, Work, alone, prepare
+from scalelong.data.prepare import Job, Work, prepare
 from scalelong.data.prepared import mapped
-from scalelong.data.processes import at_work, prepare_together
 from scalelong.utils.blocks import INDEX
 from scalelong.utils.distributed import Rank
 from scalelong.utils.rng import keyed_generator
@@ -31,18 +28,18 @@ MakeJob = Callable[[str], Job]
 # What the files hold.
 
 
-def test_latents_are_those_of_the_images_drawn_with_the_seed_of_the_example(made: MakeJob) -> None:
+def test_latents_are_those_of_the_images_with_the_noise_of_the_seed_of_the_example(made: MakeJob) -> None:
     job = made("latents")
     assert job.latents is not None
     images = load_images(job.data)
-    drawn = open_job(job).validation.pick(torch.arange(6), seeds(6))
+    picked = open_job(job).validation.pick(torch.arange(6), seeds(6))
     mean, std = LatentEncoder(job.latents).encode(images.validation.images).chunk(2, dim=1)
     noise = torch.stack([torch.randn(2, 8, 8, generator=keyed_generator(seed, "latent", 0)) for seed in range(6)])
     # 1e-6: the shards were encoded five and one together.
-    torch.testing.assert_close(drawn.images, (mean + std * noise) * job.latents.scale, rtol=0, atol=1e-6)
-    assert images.validation.labels is not None and drawn.labels is not None
-    assert torch.equal(drawn.labels, images.validation.labels)
-    assert drawn.text is None
+    torch.testing.assert_close(picked.images, (mean + std * noise) * job.latents.scale, rtol=0, atol=1e-6)
+    assert images.validation.labels is not None and picked.labels is not None
+    assert torch.equal(picked.labels, images.validation.labels)
+    assert picked.text is None
 
 
 def test_an_example_is_a_function_of_its_index_and_seed(made: MakeJob) -> None:
@@ -57,18 +54,18 @@ def test_an_example_is_a_function_of_its_index_and_seed(made: MakeJob) -> None:
 
 
 @pytest.mark.parametrize("what", ["text", "both"])
-def test_the_text_of_an_example_is_the_feature_of_the_caption_that_its_seed_draws(what: str, made: MakeJob) -> None:
+def test_the_text_of_an_example_is_the_feature_of_the_caption_that_its_seed_chooses(what: str, made: MakeJob) -> None:
     job = made(what)
     assert job.text is not None
-    indices, drawn = torch.arange(18), seeds(18, first=40)
-    captions = load_images(job.data).train.pick(indices, drawn).captions
-    text = open_job(job).train.pick(indices, drawn).text
+    indices, chosen = torch.arange(18), seeds(18, first=40)
+    captions = load_images(job.data).train.pick(indices, chosen).captions
+    text = open_job(job).train.pick(indices, chosen).text
     assert captions is not None and text is not None and text.dtype == torch.float32
     # 2e-3: kept in 16 bits, of numbers up to 4.
     torch.testing.assert_close(text, TextEncoder(job.text).encode(captions), rtol=0, atol=2e-3)
 
 
-def test_every_caption_of_an_image_is_drawn(made: MakeJob) -> None:
+def test_every_caption_of_an_image_is_chosen(made: MakeJob) -> None:
     job = made("text")
     train, captions = open_job(job).train, load_images(job.data).train.captions
     assert captions is not None and max(map(len, captions)) == 3
@@ -133,7 +130,7 @@ def test_opening_a_shard_takes_no_memory_for_it(tmp_path: Path) -> None:
 def test_a_job_killed_at_random_and_one_of_two_processes_leave_the_same_bytes(
     tiny_root: Path, tmp_path: Path, made: MakeJob
 ) -> None:
-    plan = {"root": tiny_root, "shard_rows": 2}
+    plan = {"root": tiny_root, "block_rows": 2}
     hits = in_processes(
         {**plan, "out": tmp_path / "whole"},
         {**plan, "out": tmp_path / "killed", "kills": 2, "seed": 3},
@@ -151,7 +148,7 @@ def test_a_process_that_comes_late_does_nothing_again(
     tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = tiny_job(tiny_root, tmp_path / "out")
-    late = Work(job, None, alone)
+    late = Work(job)
     prepare(job)
     before = contents(job.folder)
     monkeypatch.setattr(Work, "_make", lambda *_: pytest.fail("a finished shard was made again"))
@@ -163,27 +160,10 @@ def test_a_process_that_comes_late_does_nothing_again(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_killed_ten_times_leaves_the_same_bytes(seed: int, tmp_path: Path) -> None:
-    plan = {"root": save_all(tmp_path, rows=54), "shard_rows": 1}
+    plan = {"root": save_all(tmp_path, rows=54), "block_rows": 1}
     hits = in_processes({**plan, "out": tmp_path / "whole"}, {**plan, "out": tmp_path / "k", "kills": 10, "seed": seed})
     assert hits == [1] * 10
     assert contents(tmp_path / "k") == contents(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_processes_that_are_started_for_a_job_leave_the_same_bytes(tmp_path: Path, made: MakeJob) -> None:
-    job = replace(made("both"), folder=tmp_path / "together")
-    result = prepare_together(job, 2)
-    assert result.rows == {"train": 18, "validation": 6}
-    assert contents(job.folder) == contents(made("both").folder)
-
-
-@pytest.mark.slow
-def test_what_goes_wrong_in_a_started_process_is_said_by_the_first(tmp_path: Path, tiny_root: Path) -> None:
-    # The first process makes the empty caption and every other shard; row 1 is in the second one's first.
-    source = save_pictures(tmp_path / "one-broken.parquet", 24, broken=[1])
-    job = tiny_job(tiny_root, tmp_path / "out", shard_rows=1, source=str(source), validation_count=1)
-    with pytest.raises(DataError, match=r"1 of 24 images of .* could not be read \(row 1: "):
-        prepare_together(job, 2)
 
 
 @pytest.mark.parametrize("harm", [damage, lambda file: file.write_bytes(file.read_bytes()[:-1]), Path.unlink])
@@ -199,21 +179,6 @@ def test_a_damaged_shard_is_made_anew_and_no_other_is_touched(
     prepare(job)
     assert contents(job.folder) == contents(made("both").folder)
     assert {file: file.stat().st_mtime_ns for file in others} == before
-
-
-def test_a_process_that_fails_at_this_moment_is_heard() -> None:
-    said: SimpleQueue[str] = SimpleQueue()
-
-    class Failing:
-        """Fails when it is looked at."""
-
-        @property
-        def exitcode(self) -> int:
-            said.put("no such encoder")
-            return 2
-
-    with pytest.raises(DataError, match="no such encoder"):
-        at_work([Failing()], said)  # type: ignore[list-item]
 
 
 def test_with_a_damaged_index_everything_is_made_anew(tmp_path: Path, made: MakeJob) -> None:
@@ -235,7 +200,7 @@ def test_what_a_killed_writer_left_behind_is_removed(tmp_path: Path, made: MakeJ
 def test_what_another_process_is_writing_just_now_is_left_alone(tmp_path: Path, made: MakeJob) -> None:
     job = copy_of(made("latents"), tmp_path / "copy")
     writing = job.folder / ".tmp-1-train-00000.safetensors"
-    prepare(job, others=lambda: bool(writing.touch()))
+    prepare(job, progress=lambda done, total: writing.touch())
     assert writing.exists()
 
 
@@ -259,7 +224,7 @@ def test_an_image_that_cannot_be_read_is_left_out_with_its_captions_and_named(
     what: str, tiny_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = save_pictures(tmp_path / "pictures.parquet", 101, broken=[40])
-    job = tiny_job(tiny_root, tmp_path / "out", what=what, shard_rows=16, source=str(source))
+    job = tiny_job(tiny_root, tmp_path / "out", what=what, block_rows=16, source=str(source))
     result = prepare(job)
     prepared = open_job(job)
     assert result is not None and len(prepared.train) == 94
@@ -273,8 +238,7 @@ def test_an_image_that_cannot_be_read_is_left_out_with_its_captions_and_named(
     torch.testing.assert_close(picked.text, TextEncoder(job.text).encode(captions), rtol=0, atol=2e-3)
     if what == "both":
         assert result.rows == {"train": 94, "validation": 6}
-        (line,) = result.broken
-        assert line.startswith("row 40: ")
+        assert result.broken.found == [("row 40", "UnidentifiedImageError: cannot identify image file")]
         named = [entry["broken"] for entry in json.loads((job.folder / INDEX).read_text())["entries"].values()]
         assert list(chain.from_iterable(named)) == ["row 40"]
 
@@ -283,7 +247,7 @@ def test_more_than_a_hundredth_of_broken_images_stops_the_job_also_when_it_goes_
     tiny_root: Path, tmp_path: Path
 ) -> None:
     source = save_pictures(tmp_path / "pictures.parquet", 101, broken=[40, 70])
-    job = tiny_job(tiny_root, tmp_path / "out", what="latents", shard_rows=16, source=str(source))
+    job = tiny_job(tiny_root, tmp_path / "out", what="latents", block_rows=16, source=str(source))
     for _ in range(2):
         with pytest.raises(DataError, match=r"2 of 101 images of .* \(row 40: .*, row 70: .*\); more than 1 %"):
             prepare(job)

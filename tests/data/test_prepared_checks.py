@@ -135,7 +135,7 @@ def test_a_folder_that_is_not_finished_is_refused(
 
     with pytest.raises(KeyboardInterrupt):
         prepare(job, progress=stop)
-    with pytest.raises(DataError, match="is not finished: run `scalelong prepare` again, it goes on where it was"):
+    with pytest.raises(DataError, match="is not finished: run `scalelong prepare` again, it resumes where it was"):
         open_job(job)
 
 
@@ -162,8 +162,3 @@ def test_a_recipe_that_cannot_be_prepared_is_refused_before_anything_is_written(
     with pytest.raises(DataError, match=message):
         prepare(tiny_job(tiny_root, tmp_path / "out", **change))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_recipe_without_encoders_needs_no_preparation(tiny_root: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is nothing to prepare"):
-        prepare(replace(tiny_job(tiny_root, tmp_path / "out"), text=None, latents=None))

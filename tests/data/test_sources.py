@@ -21,7 +21,6 @@ from image_cases import (
 )
 
 from scalelong.data import DataError, load_images
-from scalelong.data.stream_data import load_stream
 
 
 @pytest.mark.parametrize("layout", ["struct", "binary"])
@@ -31,7 +30,7 @@ def test_a_parquet_file_gives_its_pixels_and_labels_in_order(tmp_path: Path, lay
     file = write_parquet(tmp_path / "some.parquet", img=column, label=[3, 1, 4, 1, 5, 9, 2])
     data = load_images(config(file, image_column="img", label_column="label"))
     assert data.train.labels is not None and data.validation.labels is not None
-    # Rows 0 and 3 of 7 are held out: two at even distances.
+    # Rows 0 and 3 of 7 are for validation: two at even distances.
     assert torch.equal(data.validation.images, torch.stack([pixels_of(items[row]) for row in (0, 3)]))
     assert torch.equal(data.train.images, torch.stack([pixels_of(items[row]) for row in (1, 2, 4, 5, 6)]))
     assert (data.train.labels.tolist(), data.validation.labels.tolist()) == ([1, 4, 5, 9, 2], [3, 1])
@@ -73,7 +72,6 @@ def test_a_configuration_of_a_set_is_chosen_by_its_name(two_configs: Any, name: 
     folder, items = two_configs
     data = load_images(config(folder, config=name, validation_count=1))
     assert torch.equal(torch.cat([data.validation.images, data.train.images]), stacked(items[name]))
-    assert len(load_stream(config(folder, config=name, validation_count=1)).validation) == 1
 
 
 @pytest.mark.parametrize(
@@ -90,10 +88,9 @@ def test_a_configuration_that_is_missing_or_unknown_is_an_error_that_lists_them(
     two_configs: Any, name: str | None, message: str
 ) -> None:
     folder, _ = two_configs
-    for load in (load_images, load_stream):
-        with pytest.raises(DataError) as caught:
-            load(config(folder, config=name))
-        assert str(caught.value) == message.format(folder=folder)
+    with pytest.raises(DataError) as caught:
+        load_images(config(folder, config=name))
+    assert str(caught.value) == message.format(folder=folder)
 
 
 def test_a_file_has_no_configurations(tmp_path: Path) -> None:
@@ -113,6 +110,34 @@ def test_an_image_folder_gives_the_names_of_its_subfolders_as_labels(tmp_path: P
     # The validation images are spread over the table, so that both classes are among them.
     assert (data.train.labels.tolist(), data.validation.labels.tolist()) == ([0, 1], [0, 1])
     assert torch.equal(data.validation.images, torch.stack([pixels_of(items[0]), pixels_of(items[2])]))
+
+
+@pytest.mark.parametrize("place", ["{split}/{animal}/{row}.png", "{animal}/{split}-{row}.png"])
+def test_the_names_in_an_image_folder_tell_the_splits_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    items = iter(pictures(8))
+    for split in ("train", "test"):
+        for animal in ("cat", "dog"):
+            for row in range(2):
+                file = tmp_path / "animals" / place.format(split=split, animal=animal, row=row)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                next(items).save(file)
+    # The library would walk the folder once for each of its patterns.
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    data = load_images(config(tmp_path / "animals", validation_split="test", label_column="label"))
+    assert data.train.labels is not None and data.train.labels.tolist() == [0, 0, 1, 1]
+    assert data.validation.labels is not None and data.validation.labels.tolist() == [0, 1]
+
+
+def test_an_image_folder_with_metadata_is_read_by_the_library(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    lines = "".join(f'{{"file_name": "{row}.png", "text": "number {row}"}}\n' for row in range(3))
+    (tmp_path / "set" / "metadata.jsonl").write_text(lines)
+    for row, item in enumerate(pictures(3)):
+        item.save(tmp_path / "set" / f"{row}.png")
+    data = load_images(config(tmp_path / "set", caption_column="text", validation_count=1))
+    assert data.train.captions == (("number 1",), ("number 2",))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ ALONE = {
     "lock": ("scalelong.runs.run_dir.Run.locked", 0, "No space left on device"),
     "tracker": ("scalelong.training.logger.TensorBoard.__init__", 0, "could not start tensorboard"),
     "log": ("scalelong.runs.metrics.MetricsLog.write", 0, "No space left on device"),
-    "data": ("scalelong.data.loader.Batches.at", 1, "No space left on device"),
+    "data": ("scalelong.data.batches.Batches.at", 1, "No space left on device"),
 }
 
 

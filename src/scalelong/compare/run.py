@@ -67,7 +67,7 @@ def compare(
 
 def check_needs(config: Config) -> None:
     """Raise, before anything is written, what would fail in every run: data or a feature network that is not there."""
-    open_inputs(config).batches.close()
+    open_inputs(config)
     if config.evaluation.every is not None:
         load_features(config.evaluation.network)
 

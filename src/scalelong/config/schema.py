@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model
 from pydantic_core import PydanticCustomError
 
 from ..data import DataConfig
-from ..data.config_encoders import LatentConfig, TextConfig
+from ..data.config import LatentConfig, TextConfig
 from ..diffusion import Prediction, Time
 from ..diffusion.samplers import SAMPLERS
 from ..skips import METHODS

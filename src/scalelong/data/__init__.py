@@ -1,31 +1,23 @@
-"""Data: images in memory, in an order that is a function of seed and step, or streamed and resumed exactly."""
+"""Data: images in memory or in a cache on the disk, in an order that is a function of seed and step."""
 
-from .config import DataConfig
-from .examples import BatchSource, Examples, Picked, caption_of
-from .images import DataError, ImageData, ImageSet, Progress, load_images
-from .loader import Batch, BatchDraws, Batches, BatchOrder
-from .stream_data import StreamData, load_stream, open_batches
-from .streaming import StreamBatches
-from .streams import ImageStream
+from .batches import Batch, Batches, BatchOrder, Examples, Picked, caption_of
+from .config import DataConfig, LatentConfig, TextConfig
+from .dataset import ImageData, ImageSet, Progress, load_images
+from .errors import DataError
 
 __all__ = [
     "Batch",
-    "BatchDraws",
     "BatchOrder",
-    "BatchSource",
     "Batches",
     "DataConfig",
     "DataError",
     "Examples",
     "ImageData",
     "ImageSet",
-    "ImageStream",
+    "LatentConfig",
     "Picked",
     "Progress",
-    "StreamBatches",
-    "StreamData",
+    "TextConfig",
     "caption_of",
     "load_images",
-    "load_stream",
-    "open_batches",
 ]

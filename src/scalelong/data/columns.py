@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .config import DataConfig
 from .errors import DataError, closest_of, first_few
+from .tables import Table
 
 Captions = tuple[str, ...]
-Narrowed = TypeVar("Narrowed", covariant=True)
 
 
-class HasKinds(Protocol):
-    """A table, or shards: something that knows what a column holds."""
-
-    def kind(self, column: str) -> str: ...
-
-
-class HasColumns(Protocol[Narrowed]):
-    """A table, or shards: something that can be had with some of its columns only."""
-
-    @property
-    def columns(self) -> Sequence[str]: ...
-
-    def narrow(self, image: str, others: Sequence[str]) -> Narrowed: ...
-
-
-def narrow(source: HasColumns[Narrowed], config: DataConfig) -> Narrowed:
-    """The source with the recipe's columns only; raises DataError where there are none of these names."""
-    check_columns(source.columns, config)
-    return source.narrow(config.image_column, side_columns(config))
+def narrow(table: Table, config: DataConfig) -> Table:
+    """The table with the recipe's columns only; raises DataError where there are none of these names."""
+    check_columns(table.columns, config)
+    others = [name for name in (config.label_column, config.caption_column) if name is not None]
+    return table.narrow(config.image_column, others)
 
 
 def check_columns(columns: Sequence[str], config: DataConfig) -> None:
@@ -45,35 +31,32 @@ def check_columns(columns: Sequence[str], config: DataConfig) -> None:
             raise DataError(f"data.{key}: there is no column {name!r}{closest_of(name, columns)}")
 
 
-def side_columns(config: DataConfig) -> list[str]:
-    """The columns besides the image."""
-    return [name for name in (config.label_column, config.caption_column) if name is not None]
-
-
 @dataclass(frozen=True)
-class Sides:
+class Annotations:
     """The labels and captions of some rows, where the recipe asks for them. Shape: labels (N,), int64."""
 
     labels: Tensor | None
     captions: tuple[Captions, ...] | None
 
+    def keep(self, rows: list[int]) -> Annotations:
+        """Those of some of the rows."""
+        labels = None if self.labels is None else self.labels[rows]
+        captions = None if self.captions is None else tuple(self.captions[row] for row in rows)
+        return Annotations(labels, captions)
 
-def read_sides(
-    source: HasKinds,
-    config: DataConfig,
-    classes: int | None,
-    names: Sequence[str],
-    values: Callable[[str], Sequence[Any]],
-) -> Sides:
-    """Check what `values` gives for the recipe's columns; `names` are those of the rows, `source` what they are of."""
+
+def read_annotations(
+    table: Table, config: DataConfig, classes: int | None, rows: Sequence[int], names: Sequence[str]
+) -> Annotations:
+    """Check what the rows, which messages call by these names, have in the recipe's columns."""
     labels = captions = None
     if (column := config.label_column) is not None:
-        kind = f"the column {column!r} holds {source.kind(column)}"
-        labels = read_labels(values(column), names, kind=kind, classes=classes)
+        kind = f"the column {column!r} holds {table.kind(column)}"
+        labels = read_labels(table.values(column, rows), names, kind=kind, classes=classes)
     if (column := config.caption_column) is not None:
-        kind = f"the column {column!r} holds {source.kind(column)}"
-        captions = read_captions(values(column), names, kind=kind)
-    return Sides(labels, captions)
+        kind = f"the column {column!r} holds {table.kind(column)}"
+        captions = read_captions(table.values(column, rows), names, kind=kind)
+    return Annotations(labels, captions)
 
 
 def read_labels(values: Sequence[Any], names: Sequence[str], *, kind: str, classes: int | None) -> Tensor:
@@ -82,13 +65,18 @@ def read_labels(values: Sequence[Any], names: Sequence[str], *, kind: str, class
     if wrong:
         raise DataError(f"data.label_column: {kind}, not whole numbers ({first_few(wrong, len(wrong))})")
     labels = torch.tensor(values, dtype=torch.int64)
+    check_labels(labels, names, classes)
+    return labels
+
+
+def check_labels(labels: Tensor, names: Sequence[str], classes: int | None) -> None:
+    """Raise where a label is not that of a class, or is negative."""
     outside = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
     if outside.any():
         rows = outside.nonzero().flatten().tolist()
-        few = first_few((f"{names[row]}: {values[row]}" for row in rows), len(rows))
+        few = first_few((f"{names[row]}: {labels[row]}" for row in rows), len(rows))
         allowed = "must not be negative" if classes is None else f"must lie in 0 … {classes - 1}"
         raise DataError(f"data.label_column: labels {allowed} ({few})")
-    return labels
 
 
 def read_captions(values: Sequence[Any], names: Sequence[str], *, kind: str) -> tuple[Captions, ...]:

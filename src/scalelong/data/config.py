@@ -1,4 +1,4 @@
-"""What a recipe says about its images."""
+"""What a recipe says about its images, and about the frozen networks that encode images and captions."""
 
 from __future__ import annotations
 
@@ -25,23 +25,21 @@ class DataConfig(BaseModel):
     fit: Literal["crop", "pad"] = "crop"
     """crop: the shorter side is resized to image_size and the centre kept; pad: a black frame, and no resizing."""
     flip: bool = False
-    """Mirror half of the training images, drawn anew at each step."""
+    """Mirror half of the training images, chosen anew at each step."""
     image_column: str = "image"
     label_column: str | None = None
     """null = the labels, if there are any, are left out."""
     caption_column: str | None = None
-    """A text in each row, or several, of which one is drawn at each step; null = no captions."""
+    """A text in each row, or several, of which one is chosen at each step; null = no captions."""
     train_split: str = "train"
     validation_split: str | None = None
     """null = the validation images are taken out of the training split."""
     validation_count: int = Field(default=512, gt=0)
-    """How many images the validation loss is measured on, spread evenly over their split; in streamed parquet files and
-    tars, whose rows are not counted beforehand, the first ones."""
-    streaming: bool = False
-    """false: every image is decoded once and kept in memory. true: they are read and decoded while training."""
-    shuffle_buffer: int = Field(default=10_000, gt=0)
-    """How many rows of a stream are shuffled together, after the order of its files; up to twice as many undecoded
-    images are in memory."""
+    """How many images the validation loss is measured on, spread evenly over their split."""
+    memory_gb: float | None = Field(default=None, ge=0)
+    """How large the decoded images may be to be held in memory; larger sets are decoded once into the image cache, a
+    folder on the disk. null = half of the memory that is free, shared by the processes of the machine; 0 = always the
+    cache."""
     workers: int = Field(default=4, gt=0)
     """Threads that decode; the images and their order do not depend on it."""
 
@@ -53,3 +51,29 @@ class DataConfig(BaseModel):
     def image_shape(self) -> tuple[int, int, int]:
         """(C, H, W) of every image."""
         return self.channels, self.image_size, self.image_size
+
+
+class TextConfig(BaseModel):
+    """The `text:` block of a recipe: the encoder of the captions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    encoder: str = Field(min_length=1)
+    """A text encoder that transformers can load: a folder, `owner/name` on the Hugging Face hub (`owner/name/folder`
+    if it lies deeper), or `package:NAME` for one that an installed Python package carries."""
+    max_length: int = Field(default=77, gt=1)
+    """Tokens per caption: shorter ones are padded, longer ones cut."""
+
+
+class LatentConfig(BaseModel):
+    """The `latents:` block of a recipe: the autoencoder whose latents are denoised instead of pixels."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    autoencoder: str = Field(min_length=1)
+    """diffusers' AutoencoderKL, named in the same ways as a text encoder."""
+    scale: float = Field(default=0.23010, gt=0)
+    """What latents are multiplied by, so that their spread is about 1."""
+    channels: int = Field(default=4, gt=0)
+    factor: int = Field(default=8, gt=0)
+    """How many pixels, in each direction, become one latent."""

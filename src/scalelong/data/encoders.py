@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .config_encoders import LatentConfig, TextConfig
+from .batches import to_float
+from .config import LatentConfig, TextConfig
 from .errors import DataError
-from .loader import to_float
 from .pretrained import load_whole, locate, quietly
 
 # Those that `AutoModel` would load together with what does not read text.
@@ -115,10 +115,10 @@ class LatentEncoder:
                 raise DataError(f"latents.{key}: {self.config.autoencoder!r} has {seen}, the recipe says {stated}")
 
 
-def draw_latents(moments: Tensor, noise: Tensor, scale: float) -> Tensor:
+def latents_from(moments: Tensor, noise: Tensor, scale: float) -> Tensor:
     """z = (mean + std·noise)·scale. Shape: (B, 2·C, h, w), (B, C, h, w) → (B, C, h, w).
 
-    >>> draw_latents(torch.tensor([[[[3.0]], [[0.5]]]]), torch.tensor([[[[2.0]]]]), 0.25).item()
+    >>> latents_from(torch.tensor([[[[3.0]], [[0.5]]]]), torch.tensor([[[[2.0]]]]), 0.25).item()
     1.0
     """
     mean, std = moments.chunk(2, dim=1)

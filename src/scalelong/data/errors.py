@@ -1,9 +1,16 @@
-"""What goes wrong with data, and how it is said."""
+"""What goes wrong with data, and how it is said; images that cannot be read, of which too many are an error."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+logger = logging.getLogger(__name__)
+
+# The part of the images that may be broken.
+TOLERATED = 0.01
 
 
 class DataError(ValueError):
@@ -33,3 +40,28 @@ def first_few(names: Iterable[str], count: int, shown: int = 5) -> str:
     """
     some = [name for name, _ in zip(names, range(shown), strict=False)]
     return ", ".join(some) + (f" and {count - len(some)} more" if count > len(some) else "")
+
+
+@dataclass
+class BrokenImages:
+    """The images of a source that could not be read, by the names of their rows, with the reasons."""
+
+    source: str
+    found: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, name: str, reason: str) -> None:
+        self.found.append((name, reason))
+
+    def check(self, total: int) -> None:
+        """Raise if more than 1 % of so many images are broken."""
+        if len(self.found) > TOLERATED * total:
+            raise DataError(f"data.source: {self.describe(total)}; more than 1 % stops the run")
+
+    def report(self, total: int) -> None:
+        """Log what was skipped, if anything was."""
+        if self.found:
+            logger.warning("skipped: %s", self.describe(total))
+
+    def describe(self, total: int) -> str:
+        few = first_few((f"{name}: {reason}" for name, reason in self.found), len(self.found))
+        return f"{len(self.found)} of {total} images of {self.source} could not be read ({few})"

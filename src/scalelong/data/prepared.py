@@ -1,10 +1,10 @@
-"""Reading prepared data: latents and text features from memory-mapped shards, so that large sets need no memory."""
+"""Reading what was prepared: images, latents and text features from memory-mapped blocks, which need no memory."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -12,17 +12,25 @@ import torch
 from torch import Tensor
 
 from ..utils.atomic import Damaged
-from ..utils.blocks import BlockFolder, Entry
+from ..utils.blocks import BlockFolder, Entry, short_hash
 from ..utils.rng import keyed_generator
 from ..utils.tensors import import_safetensors
-from .config import DataConfig
-from .config_encoders import LatentConfig, TextConfig
-from .encoders import draw_latents
+from .batches import Picked, caption_of
+from .block_content import key_of, unpack
+from .columns import Captions
+from .config import DataConfig, LatentConfig, TextConfig
+from .dataset import ImageSet
+from .encoders import latents_from
 from .errors import DataError
-from .examples import Picked, caption_of
-from .facts import EMPTY, PARTS, Facts, asked, check_facts, encoder_hashes, known_source_facts, short_hash
-from .images import ImageData, ImageSet
-from .shard_content import key_of
+from .fingerprint import (
+    EMPTY,
+    PARTS,
+    Fingerprint,
+    asked,
+    check_fingerprint,
+    encoder_hashes,
+    known_contents,
+)
 
 AGAIN = "run `scalelong prepare` again"
 # Hashing takes a second or two for each GB; of larger sets only the sizes are compared, and `prepare` does the rest.
@@ -31,11 +39,11 @@ HASHED_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The examples to train on, those held out, and the feature of the empty caption. Shape: empty_text (L, D)."""
+    """The examples to train on, those for validation, and the feature of the empty caption. Shape: (L, D)."""
 
     train: PreparedSet
     validation: PreparedSet
-    empty_text: Tensor | None
+    empty_text: Tensor | None = None
 
 
 def open_prepared(
@@ -44,40 +52,50 @@ def open_prepared(
     text: TextConfig | None,
     latents: LatentConfig | None,
     *,
-    images: ImageData | None = None,
+    images: Sequence[ImageSet | PreparedSet] | None = None,
 ) -> PreparedData:
     """What `prepare` made for these blocks of a recipe; raises DataError if it was made for others, or is damaged.
 
-    Without latents, `images` are those that the features belong to. An encoder that is not here is compared by its
-    name, and so is a source on the hub; with latents neither is needed.
+    Without latents, `images` are those that the features belong to, to train on and for validation. An encoder that is
+    not here is compared by its name, and so is a source on the hub; with latents neither is needed.
     """
     now = asked(data, text, latents) | encoder_hashes(text, latents, download=False)
     if latents is None:
         # The captions of the images that were given are compared instead.
         del now["data.source"]
     else:
-        now |= known_source_facts(data, text)
-    store = BlockFolder(folder)
-    entries = checked_entries(store, now)
+        now |= known_contents(data, text)
     scale = None if latents is None else latents.scale
-    pixels = (None, None) if images is None else (images.train, images.validation)
+    return read_folder(BlockFolder(folder), now, scale=scale, images=images)
+
+
+def read_folder(
+    store: BlockFolder,
+    now: Fingerprint,
+    *,
+    scale: float | None = None,
+    images: Sequence[ImageSet | PreparedSet] | None = None,
+) -> PreparedData:
+    """Both parts of a complete folder that was made for this fingerprint."""
+    entries = checked_entries(store, now)
     train, validation = (
-        PreparedSet(Shards(store, entries, part), scale=scale, images=own)
-        for part, own in zip(PARTS, pixels, strict=True)
+        PreparedSet(Blocks(store, entries, part), scale=scale, images=own)
+        for part, own in zip(PARTS, images or (None, None), strict=True)
     )
-    return PreparedData(train, validation, None if text is None else mapped(store.shard(EMPTY))["text"][0].float())
+    empty = mapped(store.shard(EMPTY))["text"][0].float() if EMPTY in entries else None
+    return PreparedData(train, validation, empty)
 
 
-def checked_entries(store: BlockFolder, now: Facts) -> dict[str, Entry]:
-    """The files of a complete folder, made for these facts and as they were written."""
+def checked_entries(store: BlockFolder, now: Fingerprint) -> dict[str, Entry]:
+    """The files of a complete folder, made for this fingerprint and as they were written."""
     index = store.index()
     if index is None:
         raise DataError(f"there is no prepared data in {store.path}: run `scalelong prepare` first, with this recipe")
-    facts = index.fingerprint
-    compared = facts.keys() - {"shard_rows", "data.source"} | now.keys()
-    check_facts(store.path, {key: fact for key, fact in facts.items() if key in compared}, now, AGAIN)
+    compared = index.fingerprint.keys() - {"shard_rows", "data.source"} | now.keys()
+    before = {key: value for key, value in index.fingerprint.items() if key in compared}
+    check_fingerprint(store.path, before, now, AGAIN)
     if index.entries is None:
-        raise DataError(f"{store.path} is not finished: {AGAIN}, it goes on where it was stopped")
+        raise DataError(f"{store.path} is not finished: {AGAIN}, it resumes where it was stopped")
     small = sum(entry.bytes for entry in index.entries.values()) <= HASHED_BYTES
     for entry in index.entries.values():
         try:
@@ -94,8 +112,12 @@ def prepared_folder(name: str, data: DataConfig, text: TextConfig | None, latent
     return Path("prepared") / f"{name}-{short_hash(asked(data, text, latents))}"
 
 
-class Shards:
-    """The rows of one part, numbered through all of its shards, each of which is mapped when it is first read."""
+# A block, and a row of it.
+Place = tuple[dict[str, Tensor], int]
+
+
+class Blocks:
+    """The rows of one part, numbered through all of its blocks, each of which is mapped when it is first read."""
 
     def __init__(self, store: BlockFolder, entries: dict[str, Entry], part: str) -> None:
         names = sorted(name for name in entries if name.startswith(f"{part}-"))
@@ -107,68 +129,89 @@ class Shards:
         return self.ends[-1] if self.ends else 0
 
     def find(self, row: int) -> tuple[dict[str, Tensor], int]:
-        """The shard of a row, and its place there."""
+        """The block of a row, and its place there."""
         number = bisect_right(self.ends, row)
-        return self.shard(number), row - (self.ends[number - 1] if number else 0)
+        return self.block(number), row - (self.ends[number - 1] if number else 0)
 
-    def shard(self, number: int) -> dict[str, Tensor]:
+    def block(self, number: int) -> dict[str, Tensor]:
         if number not in self._mapped:
             self._mapped[number] = mapped(self.paths[number])
         return self._mapped[number]
 
-    def column(self, name: str) -> Tensor:
-        """One small tensor of all rows."""
-        return torch.cat([self.shard(number)[name] for number in range(len(self.paths))])
+    def columns(self, name: str) -> Iterator[Tensor]:
+        """One small tensor of each block that has it."""
+        blocks = map(self.block, range(len(self.paths)))
+        return (block[name] for block in blocks if name in block)
 
 
 class PreparedSet:
-    """Examples from shards; images are latents, drawn anew at each step, or those of a set in memory.
+    """Examples from blocks: images, or latents, random anew at each step; with `images`, text features of those.
 
     z = (mean + std·noise)·scale, where the noise is a function of the example's seed.
     """
 
-    def __init__(self, shards: Shards, *, scale: float | None, images: ImageSet | None = None) -> None:
-        if (scale is None) == (images is None):
-            raise ValueError("latents have a scale; without latents there are images, and not both")
-        self.shards, self.scale, self.images = shards, scale, images
-        self.rows: Sequence[int] = range(len(shards)) if images is None else match(images, shards)
+    def __init__(
+        self, blocks: Blocks, *, scale: float | None = None, images: ImageSet | PreparedSet | None = None
+    ) -> None:
+        self.blocks, self.scale, self.images = blocks, scale, images
+        self.rows: Sequence[int] = range(len(blocks)) if images is None else match(images, blocks)
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def captions(self) -> Iterable[Captions] | None:
+        """The captions of each image, if they are kept as words."""
+        if next(self.blocks.columns("captions"), None) is None:
+            return None
+        return (unpack(*self.blocks.find(row)) for row in self.rows)
+
     def pick(self, indices: Tensor, seeds: Tensor) -> Picked:
         """Some examples. Shape: (B,), (B,) → latents (B, C, h, w) in float32, or images in uint8; text (B, L, D)."""
-        found = [self.shards.find(self.rows[index]) for index in indices.tolist()]
-        text = self._text(found, seeds.tolist())
+        found = [self.blocks.find(self.rows[index]) for index in indices.tolist()]
+        seed_of = seeds.tolist()
         if self.images is not None:
-            picked = self.images.pick(indices, seeds)
-            return Picked(picked.images, picked.labels, text, picked.captions)
-        labels = [shard["labels"][place] for shard, place in found if "labels" in shard]
-        return Picked(self._latents(found, seeds.tolist()), torch.stack(labels) if labels else None, text)
+            return replace(self.images.pick(indices, seeds), text=text_of(found, seed_of))
+        labels = [block["labels"][place] for block, place in found if "labels" in block]
+        return Picked(
+            self._images(found, seed_of),
+            torch.stack(labels) if labels else None,
+            text_of(found, seed_of),
+            captions_of(found, seed_of),
+        )
 
-    def _latents(self, found: list[tuple[dict[str, Tensor], int]], seeds: list[int]) -> Tensor:
-        assert self.scale is not None
-        moments = torch.stack([shard["moments"][place] for shard, place in found])
+    def _images(self, found: Sequence[Place], seeds: list[int]) -> Tensor:
+        if self.scale is None:
+            return torch.stack([block["images"][place] for block, place in found])
+        moments = torch.stack([block["moments"][place] for block, place in found])
         shape = (moments.shape[1] // 2, *moments.shape[2:])
         noise = torch.stack([torch.randn(shape, generator=keyed_generator(seed, "latent", 0)) for seed in seeds])
-        return draw_latents(moments, noise, self.scale)
-
-    def _text(self, found: list[tuple[dict[str, Tensor], int]], seeds: list[int]) -> Tensor | None:
-        """The features of one caption of each example."""
-        features = []
-        for (shard, place), seed in zip(found, seeds, strict=True):
-            if "text" not in shard:
-                return None
-            start, stop = shard["starts"][place : place + 2].tolist()
-            features.append(shard["text"][start + caption_of(seed, stop - start)])
-        return torch.stack(features).float()
+        return latents_from(moments, noise, self.scale)
 
 
-def match(images: ImageSet, shards: Shards) -> list[int]:
+def text_of(found: Sequence[Place], seeds: list[int]) -> Tensor | None:
+    """The features of one caption of each example. Shape: (B, L, D)."""
+    features = []
+    for (block, place), seed in zip(found, seeds, strict=True):
+        if "text" not in block:
+            return None
+        start, stop = block["starts"][place : place + 2].tolist()
+        features.append(block["text"][start + caption_of(seed, stop - start)])
+    return torch.stack(features).float()
+
+
+def captions_of(found: Sequence[Place], seeds: list[int]) -> tuple[str, ...] | None:
+    """One caption of each example, if they are kept as words."""
+    several = [unpack(block, place) for block, place in found if "captions" in block]
+    chosen = tuple(some[caption_of(seed, len(some))] for some, seed in zip(several, seeds, strict=False))
+    return chosen or None
+
+
+def match(images: ImageSet | PreparedSet, blocks: Blocks) -> list[int]:
     """The row of each image's captions; images that could not be read have rows, but are not in the set."""
     if images.captions is None:
         raise DataError("data.caption_column: the images have no captions, but features of captions were prepared")
-    keys = enumerate(shards.column("keys").tolist())
+    keys = enumerate(key for column in blocks.columns("keys") for key in column.tolist())
     rows = []
     for captions in images.captions:
         key = key_of(captions)

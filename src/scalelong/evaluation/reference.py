@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ..data import DataConfig
-from ..data.broken import BrokenImages
 from ..data.columns import narrow
-from ..data.images import choose_rows, decode_plan, plan_rows, spread
+from ..data.dataset import choose_rows, decode_plan, plan_rows, spread
+from ..data.errors import BrokenImages
 from ..data.tables import Table
 from ..utils.atomic import atomic_write, locked, sha256_of
 from ..utils.blocks import Fingerprint, Progress, short_hash, wait_until

@@ -38,10 +38,7 @@ def recipe_start(config: Config, most: int = 10_000) -> RecipeStart:
     model = build_model(config.model_copy(update={"scaling": ScalingConfig()})).to(best_device())
     inputs = open_inputs(config)
     most = min(most, MOST_NUMBERS // math.prod(config.sample_shape))
-    try:
-        batches = [inputs.batches.at(step) for step in range(max(1, most // config.training.batch_size))]
-    finally:
-        inputs.batches.close()
+    batches = [inputs.batches.at(step) for step in range(max(1, most // config.training.batch_size))]
     conditioning = conditioning_of(config, inputs.empty_text)
     first = joined([conditioning.of(batch) for batch in batches[:GAIN_IMAGES]])[slice(GAIN_IMAGES)]
 

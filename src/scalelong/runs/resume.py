@@ -10,7 +10,7 @@ from .checkpoint import Checkpoint, CheckpointStore
 from .run_dir import Run, RunError, check_folder, flatten
 
 # What may differ when a run resumes: nothing that a step computes depends on it.
-MAY_DIFFER = {"name", "description", "data.workers", "data.prepared"}
+MAY_DIFFER = {"name", "description", "data.workers", "data.memory_gb", "data.prepared"}
 MAY_DIFFER |= {f"evaluation.{key}" for key in EvaluationConfig.model_fields}
 MAY_DIFFER |= {
     f"training.{key}"

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..data import DataConfig, load_images
-from ..data.loader import to_float
+from ..data.batches import to_float
 from ..diffusion import LinearSchedule
 from .input_norms import InputNorms, measure_inputs
 from .laws import input_norm

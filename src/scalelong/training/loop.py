@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 
@@ -80,7 +81,8 @@ class Trainer:
         self.signals = StopSignals(several=rank.world > 1, leave=self.logger.display.leave)
 
         process = build_process(config.diffusion)
-        self.inputs = open_inputs(config, rank=rank.index, world=rank.world, device=self.device)
+        progress = partial(self.logger.display.show_progress, "images read")
+        self.inputs = open_inputs(config, rank=rank.index, world=rank.world, device=self.device, progress=progress)
         self.batches, self.conditioning = self.inputs.batches, conditioning_of(config, self.inputs.empty_text)
         channels_last = has_channels_last(training, self.device)
         self.loss = DiffusionLoss(
@@ -132,7 +134,6 @@ class Trainer:
                         self.advance()
             finally:
                 self.logger.stop()
-                self.batches.close()
         stopped = self.stopping and state.step < steps
         # Another process may be the one that was asked to stop.
         signal = (self.signals.received or SIGTERM) if stopped else None

@@ -9,7 +9,7 @@ from ..config import Config, build_process
 from ..config.build import conditioning_of
 from ..config.inputs import open_inputs
 from ..data import Batch, Examples
-from ..data.loader import make_batch
+from ..data.batches import make_batch
 from ..diffusion import DiffusionProcess
 from ..diffusion.guidance import Conditioning
 from ..utils.device import best_device
@@ -86,7 +86,6 @@ class Validation:
 def open_validation(config: Config) -> Validation:
     """The validation loss as the recipe's trainer measures it, for a network that is not in training."""
     inputs = open_inputs(config)
-    inputs.batches.close()
     conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
     size, device = config.training.batch_size, best_device()
     return Validation(inputs.validation, process, conditioning, seed=config.seed, batch_size=size, device=device)

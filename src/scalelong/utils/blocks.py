@@ -77,7 +77,7 @@ class BlockFolder:
 
     def begin(self, fingerprint: Fingerprint, *, ignore: Collection[str] = ()) -> Index:
         """Open the folder, or make it; raises if it holds something else. What is in `ignore` may differ."""
-        self.left_behind = list(self.path.glob(".tmp-*"))
+        self.left_behind = list(self.path.glob(".tmp*"))
         index = self.index()
         if index is not None:
             check_fingerprint(self.path, index.fingerprint, fingerprint, ignore)

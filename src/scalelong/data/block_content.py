@@ -1,10 +1,10 @@
-"""What a shard holds: the encoders' results for its rows, in the form in which they are kept."""
+"""What a block of rows holds: the images themselves or the encoders' results, in the form in which they are kept."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .columns import Captions
-from .config_encoders import LatentConfig, TextConfig
+from .config import LatentConfig, TextConfig
 from .encoders import LatentEncoder, TextEncoder
 from .errors import DataError
 
@@ -23,7 +23,7 @@ CAPTIONS_TOGETHER = 64
 
 @dataclass(frozen=True)
 class Rows:
-    """What a shard is made of. Shape: images (n, 3, H, W), uint8, for latents; labels (n,); captions of each row."""
+    """What a block is made of. Shape: images (n, C, H, W), uint8; labels (n,); captions of each row."""
 
     images: Tensor | None
     labels: Tensor | None
@@ -38,7 +38,7 @@ def ignore(done: float) -> None:
     """A report that nobody reads."""
 
 
-class ShardEncoder:
+class BlockEncoder:
     """The encoders that a recipe needs, on this process's device."""
 
     def __init__(self, text: TextConfig | None, latents: LatentConfig | None, rank: int = 0) -> None:
@@ -47,16 +47,20 @@ class ShardEncoder:
         self.latents = None if latents is None else LatentEncoder(latents, device)
 
     def encode(self, rows: Rows, report: Callable[[float], None] = ignore) -> dict[str, Tensor]:
-        """The tensors of a shard of n rows; `report` is told how much of it is done, between 0 and 1.
+        """The tensors of a block of n rows; `report` is told how much of it is done, between 0 and 1.
 
-        Shape: moments (n, 2·C, h, w), float32; labels (n,); and for the m captions of all rows text (m, L, D), float16,
-        starts (n + 1,), which says where a row's captions begin, and keys (n,), by which they are known again.
+        Shape: moments (n, 2·C, h, w), float32, or images (n, C, H, W), uint8; labels (n,); and for the m captions of
+        all rows text (m, L, D), float16, starts (n + 1,), which says where a row's captions begin, and keys (n,), by
+        which they are known again. Beside images, captions are kept as words: see `pack`.
         """
         tensors: dict[str, Tensor] = {}
-        if rows.images is not None:
-            tensors["moments"] = self.moments(rows.images, report)
         if rows.labels is not None:
             tensors["labels"] = rows.labels
+        if rows.images is not None and self.latents is None:
+            words = {} if rows.captions is None else pack(rows.captions)
+            return {"images": rows.images, **tensors, **words}
+        if rows.images is not None:
+            tensors["moments"] = self.moments(rows.images, report)
         if rows.captions is not None:
             tensors["starts"] = torch.tensor([0, *accumulate(map(len, rows.captions))])
             tensors["keys"] = torch.tensor([key_of(several) for several in rows.captions], dtype=torch.int64)
@@ -96,6 +100,23 @@ def stretches(count: int, size: int) -> Iterator[slice]:
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def pack(captions: Sequence[Captions]) -> dict[str, Tensor]:
+    """Words as tensors: the bytes of all rows, and where those of each row begin. Shape: (bytes,), uint8, (n + 1,)."""
+    rows = [json.dumps(several).encode() for several in captions]
+    content = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
+    return {"captions": content, "starts": torch.tensor([0, *accumulate(map(len, rows))])}
+
+
+def unpack(block: Mapping[str, Tensor], row: int) -> Captions:
+    """The captions of a row that were packed.
+
+    >>> unpack(pack([("a dog",), ("a cat", "an animal")]), 1)
+    ('a cat', 'an animal')
+    """
+    start, stop = block["starts"][row : row + 2].tolist()
+    return tuple(json.loads(block["captions"][start:stop].numpy().tobytes()))
 
 
 def key_of(captions: Captions) -> int:

@@ -1,43 +1,49 @@
-"""Which images make up a step: a function of seed and step alone, so that resuming needs no state."""
+"""Batches: which images make up a step is a function of seed and step alone, so that resuming needs no state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..utils.rng import keyed_generator
-from .examples import Examples, Picked
 
 
 @dataclass(frozen=True)
-class BatchDraws:
-    """What is drawn for global batch k, whichever images are in it, and how processes share a batch."""
+class Picked:
+    """Some examples. Shape: images (B, C, H, W), uint8 pixels or float latents; labels (B,), int64; text (B, L, D).
 
-    batch_size: int
-    seed: int
+    `captions` are the chosen ones, one for each image, where they are held as words and not as features.
+    """
 
-    def flips(self, step: int) -> Tensor:
-        """Which images of global batch `step` are mirrored, one half on average. Shape: (batch_size,), bool."""
-        return torch.rand(self.batch_size, generator=keyed_generator(self.seed, "flips", step)) < 0.5
+    images: Tensor
+    labels: Tensor | None = None
+    text: Tensor | None = None
+    captions: tuple[str, ...] | None = None
 
-    def seeds(self, step: int) -> Tensor:
-        """One number for each example of global batch `step`, below 2^63. Shape: (batch_size,), int64."""
-        return torch.randint(2**63 - 1, (self.batch_size,), generator=keyed_generator(self.seed, "examples", step))
 
-    def slice_of(self, rank: int, world: int) -> slice:
-        """The positions of every global batch that are one process's own: contiguous, in the order of the ranks."""
-        if not 0 <= rank < world:
-            raise ValueError(f"rank must lie in 0 … {world - 1}, got {rank}")
-        if self.batch_size % world:
-            raise ValueError(
-                f"a global batch of {self.batch_size} cannot be shared evenly by {world} processes: "
-                f"set training.batch_size to a multiple of {world}"
-            )
-        own = self.batch_size // world
-        return slice(rank * own, (rank + 1) * own)
+class Examples(Protocol):
+    """A set with random access.
+
+    `seeds` (B,), int64, is one number for each example and step: whatever is random (which of several captions, the
+    noise of a latent) is a function of it.
+    """
+
+    def __len__(self) -> int: ...
+
+    def pick(self, indices: Tensor, seeds: Tensor) -> Picked: ...
+
+
+def caption_of(seed: int, count: int) -> int:
+    """Which of an example's captions is chosen: each as likely as the others, and a function of the example's seed.
+
+    >>> caption_of(7, 5)
+    2
+    """
+    # Seeds are uniform below 2^63, so that the remainder favours no caption that could be noticed.
+    return seed % count
 
 
 @dataclass(frozen=True)
@@ -70,18 +76,25 @@ class BatchOrder:
         parts = [self._within(epoch, start, stop) for epoch in epochs]
         return torch.cat(parts)
 
-    @property
-    def draws(self) -> BatchDraws:
-        return BatchDraws(self.batch_size, self.seed)
-
     def flips(self, step: int) -> Tensor:
-        return self.draws.flips(step)
+        """Which images of global batch `step` are mirrored, one half on average. Shape: (batch_size,), bool."""
+        return torch.rand(self.batch_size, generator=keyed_generator(self.seed, "flips", step)) < 0.5
 
     def seeds(self, step: int) -> Tensor:
-        return self.draws.seeds(step)
+        """One number for each example of global batch `step`, below 2^63. Shape: (batch_size,), int64."""
+        return torch.randint(2**63 - 1, (self.batch_size,), generator=keyed_generator(self.seed, "examples", step))
 
     def slice_of(self, rank: int, world: int) -> slice:
-        return self.draws.slice_of(rank, world)
+        """The positions of every global batch that are one process's own: contiguous, in the order of the ranks."""
+        if not 0 <= rank < world:
+            raise ValueError(f"rank must lie in 0 … {world - 1}, got {rank}")
+        if self.batch_size % world:
+            raise ValueError(
+                f"a global batch of {self.batch_size} cannot be shared evenly by {world} processes: "
+                f"set training.batch_size to a multiple of {world}"
+            )
+        own = self.batch_size // world
+        return slice(rank * own, (rank + 1) * own)
 
     def _within(self, epoch: int, start: int, stop: int) -> Tensor:
         """The part of an epoch that lies between two positions of the endless sequence."""
@@ -120,6 +133,8 @@ class Batches:
     `flip` mirrors half of the images. With CUDA the copy runs beside the computation, from pinned memory.
     """
 
+    # No thread reads ahead: it made no step shorter, from memory, from a warm or from a cold image cache.
+
     def __init__(
         self,
         data: Examples,
@@ -141,17 +156,6 @@ class Batches:
         indices, seeds = self.order.indices(step)[self.own], self.order.seeds(step)[self.own]
         flips = self.order.flips(step)[self.own] if self.flip else None
         return make_batch(step, self.data.pick(indices, seeds), flips=flips, device=self.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Empty: a batch is a function of its step."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:
-            raise ValueError("this state is that of a stream, but the data is not streamed: set data.streaming: true")
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 def make_batch(step: int, picked: Picked, *, flips: Tensor | None, device: torch.device) -> Batch:

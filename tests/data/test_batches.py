@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scalelong.data import BatchDraws, Batches, BatchOrder, ImageSet, Picked
+from scalelong.data import Batches, BatchOrder, ImageSet, Picked
 from scalelong.diffusion import to_uint8
 from scalelong.utils.rng import keyed_generator
 
@@ -54,10 +54,10 @@ def test_flips_are_a_function_of_seed_and_step() -> None:
 
 def test_seeds_are_a_function_of_seed_and_step_and_differ_between_examples() -> None:
     steps = [BatchOrder(10, 64, seed=3).seeds(step) for step in range(50)]
-    assert all(torch.equal(seeds, BatchDraws(64, seed=3).seeds(step)) for step, seeds in enumerate(steps))
+    assert all(torch.equal(seeds, BatchOrder(7, 64, seed=3).seeds(step)) for step, seeds in enumerate(steps))
     assert torch.stack(steps).unique().numel() == 50 * 64
     assert torch.stack(steps).min() >= 0
-    assert not torch.equal(steps[0], BatchDraws(64, seed=4).seeds(0))
+    assert not torch.equal(steps[0], BatchOrder(10, 64, seed=4).seeds(0))
 
 
 class Latents:
@@ -99,7 +99,7 @@ def test_batches_hold_the_images_and_labels_of_their_indices() -> None:
         assert torch.equal(to_uint8(batch.images), data.images[order.indices(batch.step)])
 
 
-def test_exactly_the_drawn_images_are_mirrored() -> None:
+def test_exactly_the_chosen_images_are_mirrored() -> None:
     data, order = numbered_images(9), BatchOrder(9, 64, seed=0)
     originals = data.images[order.indices(2)]
     flipped = to_uint8(Batches(data, order, flip=True).at(2).images)
@@ -143,7 +143,7 @@ def test_impossible_requests_are_refused(call, message: str) -> None:
 
 def test_keyed_generators_differ_in_each_part_of_the_key() -> None:
     keys = [(0, "noise", 0), (1, "noise", 0), (0, "times", 0), (0, "noise", 1), (0, "noise", 10)]
-    draws = [torch.rand(4, generator=keyed_generator(*key)).tolist() for key in keys]
+    numbers = [torch.rand(4, generator=keyed_generator(*key)).tolist() for key in keys]
     again = [torch.rand(4, generator=keyed_generator(*key)).tolist() for key in keys]
-    assert draws == again
-    assert len({tuple(draw) for draw in draws}) == len(keys)
+    assert numbers == again
+    assert len({tuple(some) for some in numbers}) == len(keys)

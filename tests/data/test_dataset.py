@@ -68,7 +68,7 @@ def test_loading_prints_nothing_and_leaves_the_librarys_progress_bars_as_they_we
             "data.train_split: there is no split 'trian'; did you mean 'train'? There are: train",
         ),
         ({"validation_split": "test"}, "data.validation_split: there is no split 'test'. There are: train"),
-        ({"validation_count": 3}, "data.validation_count: holding out 3 of 3 images leaves none to train on"),
+        ({"validation_count": 3}, "data.validation_count: taking 3 of 3 images for validation leaves none to train on"),
     ],
 )
 def test_what_a_table_does_not_have_is_named_with_what_it_has(
@@ -82,10 +82,10 @@ def test_what_a_table_does_not_have_is_named_with_what_it_has(
     assert str(caught.value) == message
 
 
-def with_sides(file: Path, labels: list[Any] | None = None, captions: list[Any] | None = None, count: int = 7) -> Path:
+def table_of(file: Path, labels: list[Any] | None = None, captions: list[Any] | None = None, count: int = 7) -> Path:
     columns = {"label": labels, "text": captions}
-    sides = {name: values for name, values in columns.items() if values is not None}
-    return write_parquet(file, image=encoded(pictures(count)), **sides)
+    others = {name: values for name, values in columns.items() if values is not None}
+    return write_parquet(file, image=encoded(pictures(count)), **others)
 
 
 @pytest.mark.parametrize(
@@ -99,18 +99,16 @@ def with_sides(file: Path, labels: list[Any] | None = None, captions: list[Any] 
     ],
 )
 def test_labels_that_name_no_class_are_refused_with_their_rows(tmp_path: Path, labels: list[Any], message: str) -> None:
-    file = with_sides(tmp_path / "some.parquet", labels)
+    file = table_of(tmp_path / "some.parquet", labels)
     with pytest.raises(DataError) as caught:
         load_images(config(file, label_column="label"), classes=3)
     assert str(caught.value) == f"data.label_column: {message}"
 
 
 def test_without_a_number_of_classes_only_negative_labels_are_refused(tmp_path: Path) -> None:
-    assert (
-        load_images(config(with_sides(tmp_path / "a.parquet", [9] * 7), label_column="label")).train.labels is not None
-    )
+    assert load_images(config(table_of(tmp_path / "a.parquet", [9] * 7), label_column="label")).train.labels is not None
     with pytest.raises(DataError, match=r"labels must not be negative \(row 1: -1\)"):
-        load_images(config(with_sides(tmp_path / "b.parquet", [0, -1, 0, 0, 0, 0, 0]), label_column="label"))
+        load_images(config(table_of(tmp_path / "b.parquet", [0, -1, 0, 0, 0, 0, 0]), label_column="label"))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +122,7 @@ def test_without_a_number_of_classes_only_negative_labels_are_refused(tmp_path: 
     ids=["text", "text or null", "lists", "lists or null"],
 )
 def test_empty_captions_are_refused_with_their_rows(tmp_path: Path, captions: list[Any]) -> None:
-    file = with_sides(tmp_path / "some.parquet", captions=captions)
+    file = table_of(tmp_path / "some.parquet", captions=captions)
     with pytest.raises(DataError) as caught:
         load_images(config(file, caption_column="text"))
     assert str(caught.value) == "data.caption_column: there are empty captions (row 2, row 5)"
@@ -133,13 +131,13 @@ def test_empty_captions_are_refused_with_their_rows(tmp_path: Path, captions: li
 @pytest.mark.parametrize("several", [False, True])
 def test_captions_are_those_of_their_images(tmp_path: Path, several: bool) -> None:
     texts = [(f"{row} a", f"{row} b") if several else (f"{row} a",) for row in range(7)]
-    file = with_sides(tmp_path / "some.parquet", captions=[list(row) if several else row[0] for row in texts])
+    file = table_of(tmp_path / "some.parquet", captions=[list(row) if several else row[0] for row in texts])
     data = load_images(config(file, caption_column="text"))
     assert data.train.captions == tuple(texts[row] for row in (1, 2, 4, 5, 6))
     assert data.validation.captions == (texts[0], texts[3])
 
 
-def test_one_of_several_captions_is_drawn_for_each_example_by_its_seed() -> None:
+def test_one_of_several_captions_is_chosen_for_each_example_by_its_seed() -> None:
     captions = (("a",), ("b", "c"), ("d", "e", "f"))
     data = ImageSet(torch.zeros(3, 3, 6, 6, dtype=torch.uint8), captions=captions)
     picked = data.pick(torch.tensor([2, 0, 1, 2]), torch.tensor([4, 4, 4, 5]))
@@ -150,7 +148,7 @@ def test_one_of_several_captions_is_drawn_for_each_example_by_its_seed() -> None
 def test_every_caption_is_as_likely_as_the_others() -> None:
     seeds = torch.randint(2**63 - 1, (5000,)).tolist()
     drawn = torch.tensor([caption_of(seed, 5) for seed in seeds]).bincount(minlength=5)
-    # Six standard deviations of a count of 5000 draws at 1 in 5.
+    # Six standard deviations of a count of 5000 choices at 1 in 5.
     assert (drawn - 1000).abs().max() < 6 * (5000 * 0.2 * 0.8) ** 0.5
 
 
@@ -166,7 +164,7 @@ def broken_rows(file: Path, count: int, *broken: int) -> tuple[Path, list[Any]]:
 
 
 def test_a_broken_image_is_left_out_with_its_label_and_caption(tmp_path: Path, caplog: Any) -> None:
-    # Rows 0 and 100 are held out; of those and of the others one each is broken.
+    # Rows 0 and 100 are for validation; of those and of the others one each is broken.
     file, items = broken_rows(tmp_path / "some.parquet", 200, 100, 150)
     data = load_images(config(file, label_column="label", caption_column="text"))
     for part, rows in ((data.validation, [0]), (data.train, [row for row in range(1, 200) if row not in (100, 150)])):
