@@ -22,9 +22,8 @@ SHORT = {
     "utils/distributed.py",
     "utils/rng.py",
     "utils/sessions.py",
-    "utils/process.py",
+    "cli/options.py",
     "cli/recipes.py",
-    "report/watch.py",
 }
 
 

@@ -183,7 +183,7 @@ def test_no_rate_counts_the_time_of_a_validation_loss_a_grid_or_a_checkpoint(
     monkeypatch.setattr(
         "scalelong.training.logger.time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
     )
-    for place, name in ((Validation, "loss_sum"), (samples, "draw"), (CheckpointStore, "save")):
+    for place, name in ((Validation, "loss_sum"), (samples, "sample_network"), (CheckpointStore, "save")):
         monkeypatch.setattr(place, name, slow(getattr(place, name)))
     run_tiny(tmp_path, "training.validate_every=2", "training.sample_every=2", "sampling.steps=1")
     assert now[0] > 10_000

@@ -74,7 +74,7 @@ def shown_progress() -> Iterator[Show]:
             with _bars() as show:
                 yield show
         else:
-            yield _lines()
+            yield progress_lines()
     except KeyboardInterrupt:
         stop()
 
@@ -101,7 +101,7 @@ def _bars() -> Iterator[Show]:
         yield show
 
 
-def _lines() -> Show:
+def progress_lines() -> Show:
     """A line from time to time."""
     last = time.monotonic()
 

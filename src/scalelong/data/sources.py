@@ -143,6 +143,8 @@ def reason_of(source: str, error: Exception) -> str:
             f"{first_line(error)}"
         )
     instead = "or name a local folder or parquet file instead: --set data.source=PATH"
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        return f"was not found: it is a path, and no name of the hub. Check it, {instead}"
     if isinstance(error, ConnectionError):
         return (
             "is neither a path here nor in the cache, and the Hugging Face hub could not be reached "

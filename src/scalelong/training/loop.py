@@ -31,11 +31,9 @@ from .parallel import Parallel, check_batch_divides, explain_lost_peer, whole
 from .samples import open_evaluator, save_samples
 from .signals import StopSignals
 from .state import TrainState
-from .validation import Validation
+from .validation import build_validation
 
-GRID_IMAGES = 64
 MAX_ROLLBACKS = 3
-UNKNOWN_ORIGIN = "where it began could not be found"
 
 
 @dataclass(frozen=True)
@@ -88,15 +86,7 @@ class Trainer:
         self.loss = DiffusionLoss(
             process, self.conditioning, config.seed, training.batch_size, self.batches.own, channels_last
         )
-        self.validation = Validation(
-            self.inputs.validation,
-            process,
-            self.conditioning,
-            seed=config.seed,
-            batch_size=training.batch_size,
-            rank=rank,
-            device=self.device,
-        )
+        self.validation = build_validation(config, self.inputs, rank=rank, device=self.device)
         self.network = parallel.place(build_model(config), training)
         self.model = parallel.wrap(self.network, training)
         optimizer = build_optimizer(self.network, config.optim, self.device)
@@ -247,10 +237,8 @@ class Trainer:
     def load(self, checkpoint: Checkpoint) -> int:
         """Continue from a checkpoint; returns the size that metrics.jsonl had."""
         saved = self.state.load(checkpoint)
-        if self.monitor is not None and saved.get("monitor"):
-            self.monitor.load_state_dict(saved["monitor"])
-        elif self.monitor is not None:
-            self.monitor.seek(saved["step"])
+        if self.monitor is not None:
+            self.monitor.load_state_dict(saved["monitor"]) if saved["monitor"] else self.monitor.seek(saved["step"])
         return saved["metrics_size"]
 
     def finish_pending(self) -> None:

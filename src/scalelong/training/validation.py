@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..config import Config, build_process
 from ..config.build import conditioning_of
-from ..config.inputs import open_inputs
+from ..config.inputs import Inputs, open_inputs
 from ..data import Batch, Examples
 from ..data.batches import make_batch
 from ..diffusion import DiffusionProcess
@@ -83,9 +83,15 @@ class Validation:
         return make_batch(0, self.data.pick(rows, self.seeds[rows]), flips=None, device=self.device)
 
 
+def build_validation(config: Config, inputs: Inputs, *, rank: Rank = SINGLE, device: torch.device | str) -> Validation:
+    """The validation loss of a recipe on its opened data."""
+    conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
+    size = config.training.batch_size
+    return Validation(
+        inputs.validation, process, conditioning, seed=config.seed, batch_size=size, rank=rank, device=device
+    )
+
+
 def open_validation(config: Config) -> Validation:
     """The validation loss as the recipe's trainer measures it, for a network that is not in training."""
-    inputs = open_inputs(config)
-    conditioning, process = conditioning_of(config, inputs.empty_text), build_process(config.diffusion)
-    size, device = config.training.batch_size, best_device()
-    return Validation(inputs.validation, process, conditioning, seed=config.seed, batch_size=size, device=device)
+    return build_validation(config, open_inputs(config), device=best_device())
