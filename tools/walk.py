@@ -23,7 +23,9 @@ SOURCE = ROOT / "src" / "scalelong"
 
 # Loaded by every Python process that the command starts. Each notes the files in the order of their first call.
 RECORDER = """
-import atexit, json, os, sys, threading
+import atexit, importlib, json, os, sys, threading
+for name in os.environ["WALK_PRELOADED"].split():  # To import them while calls are noted takes much longer.
+    importlib.import_module(name)
 source, folder = os.environ["WALK_SOURCE"] + os.sep, os.environ["WALK_FOLDER"]
 opened, seen, owner = [], set(), os.getpid()
 
@@ -58,6 +60,8 @@ threading.setprofile(note)
 sys.setprofile(note)
 """
 
+PRELOADED = "torch torch._dynamo diffusers sklearn.datasets pydantic yaml typer rich.progress scipy.stats PIL.Image"
+
 TINY = (
     *("--set", "training.steps=4", "--set", "training.batch_size=8", "--set", "training.checkpoint_every=2"),
     *("--set", "training.sample_every=4", "--set", "sampling.steps=2", "--set", "training.log_every=2"),
@@ -88,7 +92,8 @@ def follow(arguments: tuple[str, ...], place: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "sitecustomize.py").write_text(RECORDER)
         path = os.pathsep.join([folder, str(SOURCE.parent), os.environ.get("PYTHONPATH", "")])
-        places = {"WALK_SOURCE": str(SOURCE), "WALK_FOLDER": folder, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        places = {"WALK_SOURCE": str(SOURCE), "WALK_FOLDER": folder, "WALK_PRELOADED": PRELOADED}
+        places |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "scalelong", *arguments]
         done = subprocess.run(command, cwd=place, env={**os.environ, **places}, capture_output=True, text=True)
         if done.returncode:
