@@ -44,12 +44,13 @@ def imports_of(folder: Path) -> set[str]:
 
 
 def columns(graph: Graph) -> dict[str, int]:
-    """How many packages at most stand on the way to each one."""
+    """As far to the right as a package can stand: just before the first that imports it."""
 
-    def depth(name: str) -> int:
-        return 1 + max((depth(other) for other in graph[name]), default=-1)
+    def steps_to_the_end(name: str) -> int:
+        return 1 + max((steps_to_the_end(other) for other in graph if name in graph[other]), default=-1)
 
-    return {name: depth(name) for name in graph}
+    steps = {name: steps_to_the_end(name) for name in graph}
+    return {name: max(steps.values()) - steps[name] for name in graph}
 
 
 def reduced(graph: Graph) -> list[tuple[str, str]]:
@@ -71,19 +72,26 @@ def reduced(graph: Graph) -> list[tuple[str, str]]:
 
 def draw(graph: Graph) -> str:
     """The packages as SVG, data enters at the left and leaves at the right."""
-    column = columns(graph)
+    column, arrow_list = columns(graph), reduced(graph)
     rows: dict[int, list[str]] = {}
     for name in sorted(graph):
         rows.setdefault(column[name], []).append(name)
-    tallest = max(map(len, rows.values()))
+    tallest, widest = max(map(len, rows.values())), max(rows)
     height = 2 * MARGIN + tallest * HEIGHT + (tallest - 1) * GAP_Y
-    width = 2 * MARGIN + len(rows) * WIDTH + (len(rows) - 1) * GAP_X
-    place = {}
-    for number, names in rows.items():
+    width = 2 * MARGIN + (widest + 1) * WIDTH + widest * GAP_X
+    place: dict[str, tuple[float, float]] = {}
+
+    def level(name: str) -> float:
+        """The mean height of the packages that it has an arrow to."""
+        targets = [place[after][1] for before, after in arrow_list if before == name]
+        return sum(targets) / max(len(targets), 1)
+
+    for number in sorted(rows, reverse=True):
+        names = sorted(rows[number], key=level)
         top = (height - len(names) * HEIGHT - (len(names) - 1) * GAP_Y) / 2
         for row, name in enumerate(names):
             place[name] = MARGIN + number * (WIDTH + GAP_X), top + row * (HEIGHT + GAP_Y)
-    arrows = "\n".join(arrow(place[before], place[after]) for before, after in reduced(graph))
+    arrows = "\n".join(arrow(place[before], place[after]) for before, after in arrow_list)
     boxes = "\n".join(box(name, *place[name]) for name in sorted(graph))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" font-family="sans-serif" '
