@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import scalelong.cli
 from scalelong import AbsorbedScalingWarning, constant_coefficients, find_skips, scale_skips, surviving_share
 from scalelong.cli.app import app
-from scalelong.cli.inspection import inspect_model
+from scalelong.cli.inspect import inspect_model
 from scalelong.cli.loading import load_model
 from scalelong.models import UViT, preset_names
 from scalelong.models.presets import find_preset

@@ -16,7 +16,7 @@ from comparison_cases import TINY, files_in
 from typer.testing import CliRunner
 
 from scalelong.cli.app import app
-from scalelong.cli.comparing import report
+from scalelong.cli.compare import report
 from scalelong.compare.run import CompareResult
 from scalelong.report import read_content, render
 from scalelong.report.comparison import read_comparison

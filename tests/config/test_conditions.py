@@ -101,14 +101,14 @@ def test_conditions_are_dropped_by_seed_and_step_alike_in_any_number_of_processe
 def test_a_run_by_class_samples_the_class_it_is_asked_for(tmp_path: Path) -> None:
     run_tiny(tmp_path, *BY_CLASS, "training.steps=2", "training.sample_every=2")
     one, other = (
-        (sample_run(tmp_path, 2, steps=2, wish=SampleRequest(label=label)) / "grid.png").read_bytes()
+        (sample_run(tmp_path, 2, steps=2, request=SampleRequest(label=label)) / "grid.png").read_bytes()
         for label in (1, 2)
     )
     assert one != other
     with pytest.raises(ValueError, match="classes 0 to 9, not 10"):
-        sample_run(tmp_path, 2, wish=SampleRequest(label=10))
+        sample_run(tmp_path, 2, request=SampleRequest(label=10))
     with pytest.raises(ValueError, match="knows no text"):
-        sample_run(tmp_path, 2, wish=SampleRequest(prompt="a dog"))
+        sample_run(tmp_path, 2, request=SampleRequest(prompt="a dog"))
 
 
 def test_labels_go_round_the_classes() -> None:

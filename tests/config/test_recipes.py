@@ -102,7 +102,7 @@ def test_every_recipe_takes_a_step_and_samples_guided_images(
     assert all(key.endswith("to_k.bias") or ("mid_block" in key and "attn1.to_" in key) for key in still)
 
     wish = SampleRequest(prompt="the red dog runs") if config.text is not None else SampleRequest()
-    folder = sample_run("run", 2, guidance=2.0 if config.can_guide else None, wish=wish)
+    folder = sample_run("run", 2, guidance=2.0 if config.can_guide else None, request=wish)
     assert sorted(path.name for path in folder.iterdir()) == ["000000.png", "000001.png", "grid.png"]
 
 

@@ -11,14 +11,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from ..training.logger import Display, describe
-from .console import print_now
+from .console import print_now, progress_lines
 
 # What rich hides while a bar is shown, and a line of its own for what the shell says next.
 SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 def choose_display() -> Display:
-    return Bar() if Console().is_terminal else Display(print_now)
+    return Bar() if Console().is_terminal else Lines()
+
+
+class Lines(Display):
+    """A line for each logged step; how far the work before the first step is goes to stderr."""
+
+    def __init__(self) -> None:
+        super().__init__(print_now)
+        self.show_progress = progress_lines()
 
 
 class Bar(Display):
@@ -41,6 +49,10 @@ class Bar(Display):
 
     def log(self, record: Mapping[str, Any], seconds_left: float) -> None:
         self.progress.update(self.task, numbers=describe(record))
+
+    def show_progress(self, what: str, done: float, total: int) -> None:
+        self.progress.start()
+        self.progress.update(self.task, total=total, completed=int(done), numbers=what)
 
     def stop(self) -> None:
         self.progress.stop()
