@@ -26,7 +26,10 @@ class Lines(Display):
 
     def __init__(self) -> None:
         super().__init__(print_now)
-        self.show_progress = progress_lines()
+        self.before = progress_lines()
+
+    def show_progress(self, what: str, done: float, total: int) -> None:
+        self.before(what, done, total)
 
 
 class Bar(Display):

@@ -58,6 +58,7 @@ def load_hub_config(repository: str) -> Config | None:
     from huggingface_hub.utils import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     failures: list[BaseException] = []
+    no_folder = f"there is no folder {repository!r}"
 
     def find(file: str) -> Path | None:
         try:
@@ -66,20 +67,17 @@ def load_hub_config(repository: str) -> Config | None:
             failures.append(error.__cause__ or error)
         except EntryNotFoundError:
             pass
+        except RepositoryNotFoundError as error:
+            check = "check the name, or log in with `hf auth login`"
+            raise ValueError(
+                f"{no_folder}, and no model of that name on the Hugging Face Hub that you may read; {check}"
+            ) from error
         return None
 
-    try:
-        config = find_config(find)
-    except RepositoryNotFoundError as error:
-        raise ValueError(
-            f"there is no folder {repository!r}, and no model of that name on the Hugging Face Hub that you may read; "
-            "check the name, or log in with `hf auth login`"
-        ) from error
+    config = find_config(find)
     if config is None and failures:
-        raise ConnectionError(
-            f"there is no folder {repository!r}, no config of that name in the cache, and the Hugging Face Hub could "
-            f"not be asked: {failures[0]}"
-        )
+        asked = f"the Hugging Face Hub could not be asked: {failures[0]}"
+        raise ConnectionError(f"{no_folder}, no config of that name in the cache, and {asked}")
     return config
 
 
@@ -89,11 +87,8 @@ def find_config(find: Callable[[str], Path | None]) -> Config | None:
     if "_class_name" in config:
         return config
     pipeline = read_json(find("model_index.json"))
-    for network in NETWORKS:
-        config = read_json(find(f"{network}/config.json")) if network in pipeline else {}
-        if "_class_name" in config:
-            return config
-    return None
+    configs = (read_json(find(f"{network}/config.json")) for network in NETWORKS if network in pipeline)
+    return next((config for config in configs if "_class_name" in config), None)
 
 
 def read_json(path: Path | None) -> Config:
