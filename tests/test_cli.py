@@ -17,13 +17,12 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from command_line import TERMINAL, assert_fails, run
 from huggingface_hub.utils import LocalEntryNotFoundError, RepositoryNotFoundError
-from typer.testing import CliRunner
 
 import scalelong.cli
 from scalelong import AbsorbedScalingWarning, constant_coefficients, find_skips, scale_skips, surviving_share
-from scalelong.cli.app import app
-from scalelong.cli.inspection import inspect_model
+from scalelong.cli.inspect import inspect_model
 from scalelong.cli.loading import load_model
 from scalelong.models import UViT, preset_names
 from scalelong.models.presets import find_preset
@@ -42,13 +41,8 @@ UNET = {
 
 @pytest.fixture(autouse=True)
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CI service or a user may have set to change the width or the colours of all programs."""
-    for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "GITHUB_ACTIONS"):
+    for name in TERMINAL:
         monkeypatch.delenv(name, raising=False)
-
-
-def run(*arguments: str, **env: str) -> Any:
-    return CliRunner().invoke(app, list(arguments), prog_name="scalelong", env=env)
 
 
 def inspect(*arguments: str) -> dict[str, Any]:
@@ -260,12 +254,6 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch: pytest.MonkeyPa
 
 
 # How it fails
-
-
-def assert_fails(result: Any, message: str) -> None:
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert re.fullmatch(f"error: .*{message}.*\n", result.stderr), result.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import tomllib
+from command_line import run
 from run_cases import tiny
-from typer.testing import CliRunner
 
 import scalelong
-from scalelong.cli.app import app
 from scalelong.models import UViT
 from scalelong.training import train
 
@@ -58,7 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sets += ["--set", "model.embed_dim=16", "--set", "model.num_heads=2", "--set", "training.sample_every=null"]
     command = ["compare", "digits", "--methods", "none,cs", "--seeds", "2", *sets]
     out = str(folder / "runs" / "digits-comparison")
-    result = CliRunner().invoke(app, [*command, "--out", out])
+    result = run(*command, "--out", out)
     assert result.exit_code == 0, result.output
     return folder
 
@@ -77,7 +76,7 @@ def test_a_command_of_the_readme_works(
     # A dry run is of a run that is not there yet, the other commands are of those that are.
     is_planned = arguments[0] in DRY and "--out" not in arguments
     monkeypatch.chdir(tmp_path if is_planned else place)
-    result = CliRunner().invoke(app, shortened(arguments), prog_name="scalelong")
+    result = run(*shortened(arguments))
     assert result.exit_code == 0, result.output
 
 

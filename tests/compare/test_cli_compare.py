@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +13,10 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from command_line import assert_fails, run
 from comparison_cases import TINY, files_in
-from typer.testing import CliRunner
 
-from scalelong.cli.app import app
-from scalelong.cli.comparing import report
+from scalelong.cli.compare import report
 from scalelong.compare.run import CompareResult
 from scalelong.report import read_content, render
 from scalelong.report.comparison import read_comparison
@@ -77,7 +77,7 @@ def test_it_ends_with_the_tables_and_where_they_are(made: Made) -> None:
 def test_the_same_command_on_a_finished_comparison_changes_no_run(made: Made) -> None:
     out, done = made
     before = files_in(out / "runs")
-    again = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(out), "--workers", "1"])
+    again = run(*ARGUMENTS, "--out", out, "--workers", 1, COLUMNS="200")
     assert again.exit_code == 0, again.output
     assert files_in(out / "runs") == before
     told, said = (text[text.index("digits, lr 0.004") :] for text in (done.stdout, again.stdout))
@@ -124,15 +124,12 @@ def test_the_exit_code_tells_of_failures_and_signals(made: Made, capsys: pytest.
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["compare", "digits", *arguments, "--out", str(tmp_path / "out")])
-    assert done.exit_code == 2, done.output
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ") and message in line
+    assert_fails(run("compare", "digits", *arguments, "--out", tmp_path / "out"), re.escape(message))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path / "out"), "--workers", "1", "--dry-run"])
+    done = run(*ARGUMENTS, "--out", tmp_path / "out", "--workers", 1, "--dry-run")
     assert done.exit_code == 0, done.output
     assert "cs-lr1: CS κ=0.7, lr 1, depth 4, batch 16" in done.stdout
     assert "4 runs: 4 arms × 1 seed (0), 10 steps each" in done.stdout and "1 worker, about 0:" in done.stdout

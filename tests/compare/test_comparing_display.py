@@ -9,7 +9,7 @@ import pytest
 from comparison_cases import tiny_plan
 from rich.console import Console
 
-from scalelong.cli.comparing_display import Lines, progress_table, quality_lines
+from scalelong.cli.compare_display import Lines, progress_table, quality_lines
 from scalelong.compare.progress import Progress, RunState
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import assert_fails, run
 from prepare_cases import contents
-from typer.testing import CliRunner
 
 import scalelong
 from scalelong.cli import console
-from scalelong.cli.app import app
+from scalelong.config import load_recipe
 from scalelong.data import load_images
 from scalelong.data.encoders import TextEncoder
 from scalelong.data.prepare import Job
@@ -36,12 +36,6 @@ training: {{steps: 2, batch_size: 4}}
 """
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def recipe(tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -49,15 +43,9 @@ def recipe(tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path / "tiny.yaml"
 
 
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong")
-
-
 def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelong.config import load_recipe
-
     monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.0)
     result = run("prepare", recipe)
     assert result.exit_code == 0, result.output
@@ -74,8 +62,6 @@ def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(
 
 
 def test_another_folder_is_named_to_the_training(recipe: Path) -> None:
-    from scalelong.config import load_recipe
-
     result = run("prepare", recipe, "--out", "elsewhere")
     assert result.stdout.endswith(f"To train: scalelong train {recipe} --set data.prepared=elsewhere\n")
     config = load_recipe(recipe, ["data.prepared=elsewhere"])
@@ -84,8 +70,6 @@ def test_another_folder_is_named_to_the_training(recipe: Path) -> None:
 
 
 def test_the_training_command_repeats_the_settings_and_so_finds_the_folder(recipe: Path) -> None:
-    from scalelong.config import load_recipe
-
     settings = ["data.validation_count=4", "data.caption_column='captions'"]
     result = run("prepare", recipe, "--set", settings[0], "--set", settings[1])
     *_, command = result.stdout.strip().partition("To train: ")
@@ -107,8 +91,7 @@ def test_the_folder_of_a_recipe_follows_what_changes_its_contents(made: MakeJob)
 
 def test_the_command_fails_in_one_line(recipe: Path) -> None:
     result = run("prepare", recipe, "--set", "text.encoder=./nowhere")
-    assert result.exit_code == 2 and result.stdout == ""
-    assert re.fullmatch(r"error: text.encoder: there is no folder './nowhere' \(looked for .*\)\n", result.stderr)
+    assert_fails(result, r"text.encoder: there is no folder './nowhere' \(looked for .*\)")
 
 
 def test_a_stopped_command_says_that_it_goes_on(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +109,7 @@ def test_a_recipe_of_images_fills_the_image_cache(recipe: Path, monkeypatch: pyt
     result = run("prepare", "digits", "--set", "data.validation_count=97")
     assert re.match(r"finished: cache/images/sklearn-digits-[0-9a-f]{8}, 1700 rows to train on and 97", result.stdout)
     refused = run("prepare", "digits", "--out", "elsewhere")
-    assert refused.exit_code == 2 and "--out: this recipe's images go to the image cache" in refused.stderr
+    assert_fails(refused, "--out: this recipe's images go to the image cache")
 
 
 @pytest.mark.slow

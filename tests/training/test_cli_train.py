@@ -7,37 +7,18 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkpoint_cases import contents
+from command_line import assert_fails, run
 from run_cases import TINY, run_tiny
 from torch import Tensor
-from typer.testing import CliRunner
 
-from scalelong.cli.app import app
 from scalelong.config import load_recipe, parse_recipe, recipe_names
 from scalelong.runs import Run
 from scalelong.utils.atomic import Files
 
 SETS = [part for override in TINY for part in ("--set", override)]
-
-
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong")
-
-
-def assert_fails(result: Any, message: str) -> None:
-    """One line on stderr, exit code 2."""
-    assert result.exit_code == 2, result.output
-    assert re.fullmatch(f"error: .*{message}.*\n", result.stderr), result.stderr
-    assert result.stdout == ""
 
 
 def test_train_writes_the_run_and_says_what_comes_next(tmp_path: Path) -> None:
@@ -156,9 +137,8 @@ def test_a_full_disk_fails_in_one_line_and_older_checkpoints_are_intact(
 
 
 def test_what_fails_in_another_process_than_the_first_is_told_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
     monkeypatch.setattr("scalelong.cli.console.FIRST_SPEAKS_SECONDS", 0.0)
-    assert_fails(run("train", "nothing"), "process 3: there is no recipe 'nothing'")
+    assert_fails(run("train", "nothing", RANK="3"), "process 3: there is no recipe 'nothing'")
 
 
 def test_sample_writes_images_and_a_grid_that_depend_on_the_seed_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The application: its commands, each a function in a file of its own that parses, calls and prints."""
+"""The application: its commands, each a function that parses, calls and prints."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from .comparing import compare
-from .console import fail
+from .compare import compare
+from .console import fail, user_errors
 from .evaluate import evaluate, stats
-from .export import export
 from .inspect import inspect
-from .kappa import kappa
-from .preparing import prepare
-from .recipes import recipes
+from .prepare import prepare
 from .report import report
-from .sample import sample
-from .theory import theory
-from .train import train
+from .theory import kappa, theory
+from .train import export, recipes, sample, train
 
 ABOUT = """Train diffusion UNets stably by scaling their long skip connections.
 
@@ -38,11 +34,12 @@ UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 
 class OneLineErrors(TyperGroup):
-    """Reports a command that was called wrongly in one line on stderr, with exit code 2."""
+    """Reports what the user can put right in one line on stderr, with exit code 2."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            with user_errors():
+                code = super().main(*args, standalone_mode=False, **extra)
         except UsageError as error:
             fail(error.format_message())
         sys.exit(code)

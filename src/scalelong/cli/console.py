@@ -1,13 +1,15 @@
-"""What all commands do alike: end in one line where they fail, show how far they are, print lines and tables."""
+"""What all commands share: their options, how they fail and show progress, and what they print."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -16,10 +18,25 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from ..diffusion import SAMPLERS
+
+# Image k has the seed `seed + k`, and generators take those below 2^64.
+LARGEST_SEED = 2**63
 # What fails in every process fails in the first, which speaks at once; the launcher then ends the others.
 FIRST_SPEAKS_SECONDS = 1.0
 SECONDS_BETWEEN_LINES = 10.0
 NOTHING = "–"
+
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name, or the path of a .yaml file.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a recipe's value.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Weights = Annotated[Literal["ema", "raw"], typer.Option(help="The EMA weights, or those of the last step.")]
+Which = Annotated[str, typer.Option("--checkpoint", metavar="last|best|STEP", help="best = lowest validation loss.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps of the solver; else the recipe's.")]
+Sampler = Annotated[str | None, typer.Option(help=f"One of {', '.join(SAMPLERS)}; else the recipe's.")]
+Guidance = Annotated[float | None, typer.Option(min=0, help="1 = the condition as it is; else the recipe's.")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The first image's seed; the next has the next.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Compile first, once per size of batch; faster then.")]
 
 Show = Callable[[str, float, int], None]
 """Called with what is counted, how many of them are done, and of how many."""
@@ -61,44 +78,58 @@ def user_errors(extra: str = "train") -> Iterator[None]:
         fail(str(error))
 
 
+def require(*packages: str) -> None:
+    """Ask for packages of the extra `report` before any work is done."""
+    with user_errors("report"):
+        for package in packages:
+            import_module(package)
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that the user set."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def set_options(settings: Iterable[str]) -> list[str]:
+    """
+    >>> set_options(["optim.lr=1e-3", "seed=1"])
+    ['--set', 'optim.lr=1e-3', '--set', 'seed=1']
+    """
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 @contextmanager
 def shown_progress() -> Iterator[Show]:
     """A function to call with what is done, for jobs that resume; Ctrl-C ends them in one line.
 
     The first process shows a bar in a terminal, plain lines otherwise, on stderr, so that stdout is the result.
     """
+    console = Console(stderr=True)
     try:
         if not is_first_process():
             yield lambda what, done, count: None
-        elif Console(stderr=True).is_terminal:
-            with _bars() as show:
-                yield show
+        elif console.is_terminal:
+            numbers = TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}")
+            with Progress(numbers, BarColumn(), TimeRemainingColumn(compact=True), console=console) as progress:
+                yield bars(progress)
         else:
             yield progress_lines()
     except KeyboardInterrupt:
-        stop()
+        if is_first_process():
+            typer.echo("stopped: what is finished is kept, and the same command resumes", err=True)
+        sys.exit(130)
 
 
-def stop() -> NoReturn:
-    """End a job that was interrupted and that the same command resumes."""
-    if is_first_process():
-        typer.echo("stopped: what is finished is kept, and the same command resumes", err=True)
-    sys.exit(130)
+def bars(progress: Progress) -> Show:
+    """A bar for each thing that is counted."""
+    tasks = {}
 
+    def show(what: str, done: float, count: int) -> None:
+        if what not in tasks:
+            tasks[what] = progress.add_task(what, total=count)
+        progress.update(tasks[what], completed=done, total=count)
 
-@contextmanager
-def _bars() -> Iterator[Show]:
-    """A bar that begins again whenever something else is counted."""
-    numbers = TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}")
-    with Progress(numbers, BarColumn(), TimeRemainingColumn(compact=True), console=Console(stderr=True)) as progress:
-        tasks = {}
-
-        def show(what: str, done: float, count: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=count)
-            progress.update(tasks[what], completed=done, total=count)
-
-        yield show
+    return show
 
 
 def progress_lines() -> Show:
@@ -116,7 +147,7 @@ def progress_lines() -> Show:
 
 def print_now(line: str) -> None:
     """A line that is in the file at once, also when the process is killed later."""
-    print(line, file=sys.stdout, flush=True)
+    print(line, flush=True)
 
 
 def print_line(line: str, style: str = "") -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .console import is_first_process, make_table, print_line, print_table, shown_progress, user_errors
-from .options import Compile, Guidance, Overrides, RunFolder, Sampler, Seed, Steps, Which
+from . import console
 
 if TYPE_CHECKING:
     from ..data import DataConfig
@@ -16,24 +15,16 @@ if TYPE_CHECKING:
 
 DEFAULT_NETWORK = "efficientnet-lite0"
 
-Data = Annotated[str, typer.Argument(metavar="DATA|RECIPE", help="A recipe, or a source of images with --size.")]
 Network = Annotated[str, typer.Option(help="inception[:WEIGHTS], efficientnet-lite0, a file or a folder.")]
-Size = Annotated[int | None, typer.Option(min=1, help="Pixels of a side; for a source that is no recipe.")]
-Out = Annotated[Path, typer.Option(help="The folder of the file.")]
-Some = Annotated[int | None, typer.Option("--images", min=2, help="How many, spread evenly; all if not given.")]
-Images = Annotated[int, typer.Option("--images", min=20, help="How many samples.")]
-Weights = Annotated[Literal["ema", "raw", "both"], typer.Option(help="EMA weights, or those of the last step.")]
-Statistics = Annotated[Path | None, typer.Option("--reference", help="An .npz; else that of the run's own data.")]
-Compare = Annotated[Path | None, typer.Option(help="Another run, or its evaluation.json: the difference to it.")]
 
 
 def stats(
-    data: Data,
-    overrides: Overrides = None,
+    data: Annotated[str, typer.Argument(metavar="DATA|RECIPE", help="A recipe, or a source of images with --size.")],
+    overrides: console.Overrides = None,
     network: Network = DEFAULT_NETWORK,
-    size: Size = None,
-    images: Some = None,
-    out: Out = Path("statistics"),
+    size: Annotated[int | None, typer.Option(min=1, help="Pixels of a side; for a source that is no recipe.")] = None,
+    images: Annotated[int | None, typer.Option("--images", min=2, help="How many, spread evenly; else all.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the file.")] = Path("statistics"),
 ) -> None:
     """Compute the statistics of a dataset's features once.
 
@@ -47,13 +38,13 @@ def stats(
       scalelong stats cifar10-uvit-s2 --network inception
       scalelong stats ./photos --size 64 --images 5000
     """
-    with user_errors(), shown_progress() as show:
-        from ..evaluation import build_reference, load_features, load_reference
-        from ..utils.distributed import Rank
+    from ..evaluation import build_reference, load_features, load_reference
+    from ..utils.distributed import Rank
 
+    with console.shown_progress() as show:
         config, features = choose_data(data, overrides or [], size), load_features(network)
         path = build_reference(config, features, images=images, folder=out, rank=Rank.here(), progress=show)
-    if is_first_process():
+    if console.is_first_process():
         found = load_reference(path).statistics
         typer.echo(f"{found.count} images, {found.width} features of {network}: {path}")
 
@@ -72,18 +63,18 @@ def choose_data(name: str, overrides: list[str], size: int | None) -> DataConfig
 
 
 def evaluate(
-    run: RunFolder,
-    images: Images = 10_000,
-    weights: Weights = "ema",
+    run: console.RunFolder,
+    images: Annotated[int, typer.Option("--images", min=20, help="How many samples.")] = 10_000,
+    weights: Annotated[Literal["ema", "raw", "both"], typer.Option(help="EMA weights, or the last step's.")] = "ema",
     network: Network = DEFAULT_NETWORK,
-    reference: Statistics = None,
-    steps: Steps = None,
-    sampler: Sampler = None,
-    guidance: Guidance = None,
-    seed: Seed = 0,
-    checkpoint: Which = "last",
-    compare: Compare = None,
-    compile: Compile = False,
+    reference: Annotated[Path | None, typer.Option("--reference", help="An .npz; else of the run's own data.")] = None,
+    steps: console.Steps = None,
+    sampler: console.Sampler = None,
+    guidance: console.Guidance = None,
+    seed: console.Seed = 0,
+    checkpoint: console.Which = "last",
+    compare: Annotated[Path | None, typer.Option(help="A run, or its evaluation.json, to compare with.")] = None,
+    compile: console.Compile = False,
 ) -> None:
     """Compare samples of a run with the images it was trained on.
 
@@ -99,25 +90,17 @@ def evaluate(
       scalelong evaluate runs/mine --reference fid_stats_cifar10_train.npz --network inception:pt_inception.pth
       torchrun --nproc-per-node 8 -m scalelong evaluate runs/mine
     """
-    with user_errors(), shown_progress() as show:
-        from ..evaluation import Plan, evaluate_run, read_evaluations
-        from ..utils.distributed import Rank
+    from ..evaluation import Plan, evaluate_run, read_evaluations
+    from ..utils.distributed import Rank
 
-        given = {"steps": steps, "sampler": sampler, "guidance": guidance}
-        plan = Plan(
-            images,
-            ("ema", "raw") if weights == "both" else (weights,),
-            network,
-            reference,
-            seed,
-            {key: value for key, value in given.items() if value is not None},
-            compile,
-            checkpoint,
-        )
-        # Read before the figures are written: they may go to the same file.
-        others = [] if compare is None else read_evaluations(compare)
-        if compare is not None and not others:
-            raise ValueError(f"{compare} holds no evaluations to compare with: scalelong evaluate writes them")
+    kinds = ("ema", "raw") if weights == "both" else (weights,)
+    sampling = console.given(steps=steps, sampler=sampler, guidance=guidance)
+    plan = Plan(images, kinds, network, reference, seed, sampling, compile, checkpoint)
+    # Read before the figures are written: they may go to the same file.
+    others = [] if compare is None else read_evaluations(compare)
+    if compare is not None and not others:
+        raise ValueError(f"{compare} holds no evaluations to compare with: scalelong evaluate writes them")
+    with console.shown_progress() as show:
         found = evaluate_run(run, plan, rank=Rank.here(), progress=show, others=others)
     if found:
         print_evaluations(found, run)
@@ -127,13 +110,13 @@ def evaluate(
 
 def print_evaluations(found: list[Evaluation], run: Path) -> None:
     """One line per weights; a figure and its interval in each column."""
-    table = make_table("step", "weights", *found[0].figures)
+    table = console.make_table("step", "weights", *found[0].figures)
     for one in found:
         table.add_row(str(one.step), one.weights, *map(str, one.figures.values()))
-    print_table(table)
+    console.print_table(table)
     known = found[0].fingerprint
     captions = "" if known["captions"] is None else f" of {known['captions']} captions"
-    print_line(
+    console.print_line(
         f"{known['images']} images{captions}, {known['sampler']}, against {known['reference_images']} images; network "
         f"{known['network']} ({known['weights']}), resize {known['resize']}; 95 % intervals. Written: "
         f"{run / 'evaluation.json'}"
@@ -146,4 +129,4 @@ def print_comparison(one: Evaluation, others: list[Evaluation]) -> None:
 
     other = counterpart(one.fingerprint, one.weights, others)
     parts = (f"{name} {value:+.4g}" for name, value in compare(other, one).items())
-    print_line(f"{one.weights} compared with step {other.step}, {other.weights}: {', '.join(parts)}")
+    console.print_line(f"{one.weights} compared with step {other.step}, {other.weights}: {', '.join(parts)}")

@@ -16,6 +16,8 @@ from ..models import preset, preset_names
 NETWORKS = ("unet", "transformer", "decoder", "prior")
 """Parts of a diffusers pipeline that may have long skips; each is also the name of its subfolder."""
 
+Config = dict[str, Any]
+
 
 def load_model(name: str) -> nn.Module:
     """The model that a preset, a folder or a Hub id names, on the meta device: all shapes and no weights.
@@ -35,7 +37,7 @@ def load_model(name: str) -> nn.Module:
         ) from error
 
 
-def load_config(name: str) -> dict[str, Any]:
+def load_config(name: str) -> Config:
     """The config of a diffusers model, or of the network of a diffusers pipeline, in a folder or on the Hub."""
     folder = Path(name)
     if folder.is_dir():
@@ -50,12 +52,13 @@ def load_config(name: str) -> dict[str, Any]:
     return config
 
 
-def load_hub_config(repository: str) -> dict[str, Any] | None:
+def load_hub_config(repository: str) -> Config | None:
     """The config in a repository on the Hub; once that could not be reached, only the cache is asked."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     failures: list[BaseException] = []
+    no_folder = f"there is no folder {repository!r}"
 
     def find(file: str) -> Path | None:
         try:
@@ -64,47 +67,39 @@ def load_hub_config(repository: str) -> dict[str, Any] | None:
             failures.append(error.__cause__ or error)
         except EntryNotFoundError:
             pass
+        except RepositoryNotFoundError as error:
+            check = "check the name, or log in with `hf auth login`"
+            raise ValueError(
+                f"{no_folder}, and no model of that name on the Hugging Face Hub that you may read; {check}"
+            ) from error
         return None
 
-    try:
-        config = find_config(find)
-    except RepositoryNotFoundError as error:
-        raise ValueError(
-            f"there is no folder {repository!r}, and no model of that name on the Hugging Face Hub that you may read; "
-            "check the name, or log in with `hf auth login`"
-        ) from error
+    config = find_config(find)
     if config is None and failures:
-        raise ConnectionError(
-            f"there is no folder {repository!r}, no config of that name in the cache, and the Hugging Face Hub could "
-            f"not be asked: {failures[0]}"
-        )
+        asked = f"the Hugging Face Hub could not be asked: {failures[0]}"
+        raise ConnectionError(f"{no_folder}, no config of that name in the cache, and {asked}")
     return config
 
 
-def find_config(find: Callable[[str], Path | None]) -> dict[str, Any] | None:
+def find_config(find: Callable[[str], Path | None]) -> Config | None:
     """The config at the root, else that of a pipeline's network; None if there is none of diffusers."""
     config = read_json(find("config.json"))
     if "_class_name" in config:
         return config
     pipeline = read_json(find("model_index.json"))
-    for network in NETWORKS:
-        config = read_json(find(f"{network}/config.json")) if network in pipeline else {}
-        if "_class_name" in config:
-            return config
-    return None
+    configs = (read_json(find(f"{network}/config.json")) for network in NETWORKS if network in pipeline)
+    return next((config for config in configs if "_class_name" in config), None)
 
 
-def read_json(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
+def read_json(path: Path | None) -> Config:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads("{}" if path is None else path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     return content if isinstance(content, dict) else {}
 
 
-def build_diffusers_model(config: dict[str, Any], name: str) -> nn.Module:
+def build_diffusers_model(config: Config, name: str) -> nn.Module:
     import diffusers
 
     class_name = str(config["_class_name"])

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import print_now, user_errors
+from .console import print_now, require
 
 if TYPE_CHECKING:
     from ..report import Content
 
 Sources = Annotated[list[Path], typer.Argument(metavar="RUN_OR_COMPARISON…", help="Folders of runs or comparisons.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="The page; else report.html.")]
-Watch = Annotated[
-    bool, typer.Option("--watch", help="Write it again whenever a folder changes, until all is finished.")
-]
+Watch = Annotated[bool, typer.Option("--watch", help="Write it again after every change, until all is finished.")]
 Figures = Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw every figure there as PNG and SVG.")]
 
 
@@ -34,54 +32,34 @@ def report(sources: Sources, out: Out = None, watch: Watch = False, figures: Fig
       scalelong report runs/digits-comparison --watch
       scalelong report runs/digits-comparison --figures figures
     """
-    with user_errors("report"):
-        import jinja2  # noqa: F401
-        import PIL  # noqa: F401
-        import pydantic  # noqa: F401
-        import yaml  # noqa: F401
+    require("jinja2", "PIL", "pydantic", "yaml", *(["matplotlib"] if figures is not None else []))
+    from ..report import read_content, write_page
 
-        if figures is not None:
-            import matplotlib  # noqa: F401
-    with user_errors():
-        path = out or (sources[0] if len(sources) == 1 else Path()) / "report.html"
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder: give --out the name of a file, such as {path / 'report.html'}")
-        content = follow(sources, path) if watch else write_once(sources, path)
-        if figures is not None:
-            draw(content, figures)
+    path = out or (sources[0] if len(sources) == 1 else Path()) / "report.html"
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give --out the name of a file, such as {path / 'report.html'}")
+    content = follow(sources, path) if watch else read_content(sources)
+    write_page(content, path)
+    if figures is not None:
+        from ..report.figures import draw_figures
+
+        typer.echo(f"figures: {len(draw_figures(content, figures))} files in {figures}")
     typer.echo(f"page: {path}")
 
 
-def write_once(sources: list[Path], path: Path) -> Content:
-    from ..report import read_content, write_page
-
-    content = read_content(sources)
-    write_page(content, path)
-    return content
-
-
 def follow(sources: list[Path], path: Path) -> Content:
-    """Keep the page up to date; ends with the runs, or at Ctrl-C with a page that stands still."""
+    """Keep the page up to date until the runs end or Ctrl-C is pressed; the page of what is returned stands still."""
     from ..report import write_page
     from ..report.watch import watch_content
 
-    content, announced = None, False
+    content = None
     try:
-        for content in watch_content(sources):
+        for number, content in enumerate(watch_content(sources)):
             write_page(content, path, live=True)
-            if not announced:
+            if number == 0:
                 print_now(f"watching: {path} loads itself again; Ctrl-C ends it")
-            announced = True
     except KeyboardInterrupt:
         if content is None:
             raise
     assert content is not None, "the first content is read at once"
-    write_page(content, path)
     return content
-
-
-def draw(content: Content, folder: Path) -> None:
-    from ..report.figures import draw_figures
-
-    written = draw_figures(content, folder)
-    typer.echo(f"figures: {len(written)} files in {folder}")

@@ -1,25 +1,26 @@
-"""The command that verifies the paper's theory: theory."""
+"""The commands about the paper's theory: theory verifies it, kappa applies it to a recipe."""
 
 from __future__ import annotations
 
+import json as json_format
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from .console import make_table, print_line, print_table, user_errors
+from .console import Overrides, Recipe, make_table, print_line, print_table, require, set_options
 
 if TYPE_CHECKING:
+    from ..kappa.advisor import KappaAdvice
     from ..theory.verify import Check
 
 
 def theory(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller networks and fewer kinds of them.")] = False,
     out: Annotated[Path, typer.Option(help="The folder of the figures.")] = Path("runs/theory"),
-    cifar10: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="CIFAR-10's parquet files, to measure it as well.")
-    ] = None,
+    cifar10: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Measure CIFAR-10's parquet files.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Other networks.")] = 0,
 ) -> None:
     """Verify the paper's theory numerically on the UNet it analyses.
@@ -33,22 +34,20 @@ def theory(
       scalelong theory --quick
       scalelong theory --out docs/figures --cifar10 ../shared/data/cifar10
     """
-    with user_errors("report"):
-        import matplotlib  # noqa: F401  # Asked for before minutes of work are spent.
-    with user_errors():
-        from ..theory.figures import draw_theory
-        from ..theory.verify import FULL, QUICK, verify_theory
-        from ..theory.verify_inputs import measure_datasets, verify_inputs
+    require("matplotlib")
+    from ..theory.figures import draw_theory
+    from ..theory.verify import FULL, QUICK, verify_theory
+    from ..theory.verify_inputs import measure_datasets, verify_inputs
 
-        datasets = measure_datasets(cifar10, seed=seed)
-        found = verify_theory(QUICK if quick else FULL, seed=seed)
-        checks = [*found.checks, *verify_inputs(datasets)]
-        print_checks(checks)
-        figures = draw_theory(found.curves, datasets, out)
+    datasets = measure_datasets(cifar10, seed=seed)
+    found = verify_theory(QUICK if quick else FULL, seed=seed)
+    checks = [*found.checks, *verify_inputs(datasets)]
+    print_checks(checks)
+    figures = draw_theory(found.curves, datasets, out)
     print_line(f"figures: {', '.join(map(str, figures))}")
-    broken = [check for check in checks if not check.passed]
-    print_line(f"{len(checks) - len(broken)} of {len(checks)} checks passed", style="bold")
-    if broken:
+    passed = sum(check.passed for check in checks)
+    print_line(f"{passed} of {len(checks)} checks passed", style="bold")
+    if passed < len(checks):
         raise typer.Exit(1)
 
 
@@ -60,3 +59,59 @@ def print_checks(checks: list[Check]) -> None:
         numbers = (f"{check.expected:.4g}", f"{check.measured:.4g}", interval)
         table.add_row(Text(check.law), Text(check.where), *numbers, passed, Text(check.note))
     print_table(table)
+
+
+def kappa(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    figure: Annotated[Path | None, typer.Option(metavar="PATH", help="Draw what was measured.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+) -> None:
+    """Recommend κ for a recipe from its data, schedule and network.
+
+    Measures the size of the target beside the input, solves the band of κ for the network's number of skips, and
+    measures the block gain. The last line compares values of the band by training.
+
+    \b
+    Examples:
+      scalelong kappa digits
+      scalelong kappa cifar10-tiny-uvit --set data.source=../shared/data/cifar10 --figure kappa.png
+      scalelong kappa cifar10-tiny-unet --json
+    """
+    if figure is not None:
+        require("matplotlib")
+    from ..config import load_recipe
+    from ..kappa.recipe import advise_recipe
+
+    config = load_recipe(recipe, overrides or [])
+    advice = advise_recipe(config)
+    if figure is not None:
+        from ..kappa.figure import draw_advice
+
+        draw_advice(advice, figure)
+    if json:
+        typer.echo(json_format.dumps(advice.summary(), indent=2, ensure_ascii=False))
+        return
+    where = "" if advice.where == "input" else f", where={advice.where}"
+    band = f"band {advice.band.low:.3f} to {advice.band.high:.3f}"
+    print_line(f"{config.name}: κ = {advice.kappa}{where} ({band})", style="bold")
+    for reason in advice.reasons:
+        print_line(f"- {reason}")
+    settings = [setting for setting in overrides or [] if not setting.startswith("scaling.")]
+    print_line(f"to use it: {train_command(advice, recipe, settings)}")
+    print_line(f"to compare values of κ: {compare_command(advice, recipe, settings)}")
+
+
+def train_command(advice: KappaAdvice, recipe: str, settings: list[str]) -> str:
+    """What trains the recipe, as it was measured, with the recommended κ."""
+    where = [] if advice.where == "input" else [f"scaling.where={advice.where}"]
+    settings = [*settings, "scaling.method=cs", f"scaling.kappa={advice.kappa}", *where]
+    return shlex.join(["scalelong", "train", recipe, *set_options(settings)])
+
+
+def compare_command(advice: KappaAdvice, recipe: str, settings: list[str]) -> str:
+    """What trains with the recommended κ and the ends of the band, from the same weights on the same batches."""
+    where = "" if advice.where == "input" else f":where={advice.where}"
+    kappas = sorted({round(advice.band.low, 2), advice.kappa, round(advice.band.high, 2)} - {0.0})
+    methods = ",".join(["none", *(f"cs:kappa={kappa}{where}" for kappa in kappas)])
+    return shlex.join(["scalelong", "compare", recipe, "--methods", methods, *set_options(settings)])

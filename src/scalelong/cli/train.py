@@ -1,32 +1,28 @@
-"""The command that trains: train."""
+"""The commands that train, sample from a run and hand it to other libraries: train, recipes, sample and export."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from .console import is_first_process, user_errors
-from .options import Overrides
+from . import console
 
 if TYPE_CHECKING:
     from ..config import Config
     from ..training import TrainResult
 
-Recipe = Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A name, or the path of a .yaml file; digits.")]
-Out = Annotated[Path | None, typer.Option(help="The run's folder; runs/<recipe>-<method> if not given.")]
-Resume = Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to begin; PATH is a checkpoint.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop; nothing is written.")]
-
 
 def train(
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    out: Out = None,
-    resume: Resume = "auto",
-    dry_run: DryRun = False,
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A name, or a .yaml file; digits.")] = None,
+    overrides: console.Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/<recipe>-<method> if not given.")] = None,
+    resume: Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to begin.")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe; write nothing.")] = False,
 ) -> None:
     """Train a recipe. The same command again, or --out alone, resumes a run that was stopped.
 
@@ -43,41 +39,35 @@ def train(
       torchrun --nproc-per-node 8 -m scalelong train cifar10-tiny-uvit
       accelerate launch -m scalelong train cifar10-tiny-uvit
     """
-    with user_errors():
-        config = choose_recipe(recipe, overrides or [], out)
-        folder = out or Path("runs") / f"{config.name}-{config.scaling.method}"
-        if dry_run:
-            show_plan(config, folder, resume)
-            return
-        from ..training import train as run_training
-        from .display import choose_display
+    from ..config import load_recipe
+    from ..runs import Run
 
-        result = run_training(config, folder, resume, display=choose_display())
-    if is_first_process():
+    given = recipe or "digits"
+    if recipe is None and out is not None and Run(out).exists:
+        given = Run(out).config_file
+    config = load_recipe(given, overrides or [])
+    folder = out or Path("runs") / f"{config.name}-{config.scaling.method}"
+    if dry_run:
+        print_plan(config, folder, resume)
+        return
+    from ..training import train as run_training
+    from .display import choose_display
+
+    result = run_training(config, folder, resume, display=choose_display())
+    if console.is_first_process():
         typer.echo(describe_end(result))
     if result.signal is not None:
         sys.exit(128 + result.signal)
 
 
-def choose_recipe(recipe: str | None, overrides: list[str], out: Path | None) -> Config:
-    """The recipe that was named; else that of the run in the folder; else digits."""
-    from ..config import load_recipe
-    from ..runs import Run
-
-    if recipe is None and out is not None and Run(out).exists:
-        return load_recipe(Run(out).config_file, overrides)
-    return load_recipe(recipe or "digits", overrides)
-
-
-def show_plan(config: Config, folder: Path, resume: str) -> None:
+def print_plan(config: Config, folder: Path, resume: str) -> None:
     from ..config import summarise, to_yaml
     from ..runs import Run, find_resume_point
 
     start, summary = find_resume_point(Run(folder), config, resume), summarise(config)
     typer.echo(to_yaml(config), nl=False)
-    typer.echo(
-        f"# {summary.parameters:,} parameters, {summary.data}, steps {start.step} to {summary.steps}, in {folder}"
-    )
+    steps = f"steps {start.step} to {summary.steps}"
+    typer.echo(f"# {summary.parameters:,} parameters, {summary.data}, {steps}, in {folder}")
 
 
 def describe_end(result: TrainResult) -> str:
@@ -91,3 +81,106 @@ def describe_end(result: TrainResult) -> str:
         f"{result.folder} is finished: step {result.step} of {result.steps}; no step was left to train. "
         f"To train longer: {again} --set training.steps={2 * result.steps}"
     )
+
+
+def recipes() -> None:
+    """List the recipes that come with scalelong.
+
+    \b
+    Example:
+      scalelong recipes
+    """
+    from ..config import load_recipe, recipe_names, summarise
+
+    table = console.make_table("recipe", ">parameters", "data", ">steps", "what it is")
+    for name in recipe_names():
+        row = summarise(load_recipe(name))
+        table.add_row(*map(Text, (name, f"{row.parameters:,}", row.data, f"{row.steps:,}", row.description)))
+    # In a terminal a long description is wrapped, in a pipe nothing is.
+    table.columns[-1].no_wrap = False
+    screen = Console(highlight=False)
+    if not screen.is_terminal:
+        screen.width = console.natural_width(table)
+    screen.print(table)
+
+
+def sample(
+    run: console.RunFolder,
+    count: Annotated[int, typer.Option("-n", min=1, help="How many images.")] = 64,
+    steps: console.Steps = None,
+    sampler: console.Sampler = None,
+    guidance: console.Guidance = None,
+    label: Annotated[int | None, typer.Option("--class", min=0, help="Sample this class only.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Sample what this text says.")] = None,
+    seed: console.Seed = 0,
+    weights: console.Weights = "ema",
+    checkpoint: console.Which = "last",
+    batch: Annotated[int, typer.Option(min=1, help="Images at once; other numbers round differently.")] = 64,
+    compile: console.Compile = False,
+) -> None:
+    """Sample images from a trained run.
+
+    Writes one PNG for each, and a grid of the first 256. Each image has a seed and noise of its own. Images that are
+    there are not sampled again: the same command resumes where it was interrupted, and a larger -n adds to the folder.
+    Several processes share the work. At the same --batch and number of threads the files are the same; with others
+    they agree to rounding.
+
+    \b
+    Examples:
+      scalelong sample runs/digits-cs
+      scalelong sample runs/digits-cs -n 16 --sampler unipc --steps 25 --seed 7 --weights raw
+      scalelong sample runs/digits-cs --checkpoint best
+      torchrun --nproc-per-node 8 -m scalelong sample runs/cifar10-uvit-s2-cs -n 50000 --batch 256 --compile
+      scalelong sample runs/cifar10-tiny-class-cs --class 3 --guidance 3
+      scalelong sample runs/flickr-tiny-cs -n 16 --prompt 'a dog runs over the grass'
+    """
+    from ..sampling import SampleRequest, sample_run
+
+    with console.shown_progress() as show:
+        folder = sample_run(
+            run,
+            count,
+            steps=steps,
+            sampler=sampler,
+            guidance=guidance,
+            request=SampleRequest(label, prompt),
+            seed=seed,
+            weights=weights,
+            checkpoint=checkpoint,
+            batch=batch,
+            compile=compile,
+            progress=lambda done, total: show("images", done, total),
+        )
+    if console.is_first_process():
+        there = sum(path.stem.isdigit() for path in folder.glob("*.png"))
+        typer.echo(f"{there} images and grid.png: {folder}")
+
+
+def export(
+    run: console.RunFolder,
+    to: Annotated[Literal["diffusers", "uvit"], typer.Option(help="Who is to load it.")],
+    out: Annotated[Path | None, typer.Option("--out", help="What to write; else a folder in the run's.")] = None,
+    weights: console.Weights = "ema",
+    checkpoint: console.Which = "last",
+    push: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to the Hub as well.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Keep the uploaded repository private.")] = False,
+) -> None:
+    """Write a trained run for diffusers or for the public U-ViT code.
+
+    Constants are folded into the weights where that is exact; else the folder's README has the lines that scale the
+    skips again after loading.
+
+    \b
+    Examples:
+      scalelong export runs/cifar10-tiny-unet-cs --to diffusers
+      scalelong export runs/digits-cs --to uvit --out digits-uvit
+      scalelong export runs/cifar10-tiny-unet-cs --to diffusers --push me/cifar10-cs
+    """
+    from ..runs import export as exports
+
+    done = exports.export_run(run, to, out, weights=weights, checkpoint=checkpoint)
+    typer.echo(f"written: {done.folder}")
+    if not done.fused:
+        typer.echo(f"the scaling is beside the weights, not in them: {done.reason}; its README says how to load it")
+    if push is not None:
+        typer.echo(f"uploaded: {exports.push(done.folder, push, private=private)}")

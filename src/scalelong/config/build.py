@@ -28,14 +28,10 @@ def build_model(config: Config) -> nn.Module:
 
 
 def build_network(config: Config) -> nn.Module:
-    """The network before its skips are scaled, on the current default device."""
-    if isinstance(config.model, UViTConfig):
-        return build_uvit(config, config.model)
-    return build_levels(config, config.model)
-
-
-def build_uvit(config: Config, model: UViTConfig) -> UViT:
-    """A U-ViT that takes label and text as tokens."""
+    """The network before its skips are scaled; a U-ViT takes label and text as tokens."""
+    model = config.model
+    if isinstance(model, UNetConfig):
+        return build_levels(config, model)
     options = model.model_dump(exclude={"kind", "init_std"})
     if config.labels is not None:
         options["num_classes"] = config.labels.embeddings
@@ -66,16 +62,12 @@ def build_levels(config: Config, model: UNetConfig) -> nn.Module:
         "num_class_embeds": None if config.labels is None else config.labels.embeddings,
     }
     if config.text is not None:
-        return build_text_unet(**options, **text_options(model, config.text.width))
+        # This UNet's `attention_head_dim` counts heads.
+        heads = tuple(max(1, size // (model.attention_head_dim or size)) for size in model.block_out_channels)
+        return build_text_unet(**options, cross_attention_dim=config.text.width, attention_head_dim=heads)
     # The middle attends when any level does. diffusers drops the norm before its attention under scale_shift.
     options |= {"add_attention": bool(model.attention), "attention_head_dim": model.attention_head_dim}
     return build_unet(**options, attn_norm_num_groups=model.norm_num_groups if model.time_scale_shift else None)
-
-
-def text_options(model: UNetConfig, width: int) -> dict[str, Any]:
-    """What the UNet with cross-attention calls by other names: its `attention_head_dim` counts heads."""
-    heads = tuple(max(1, size // (model.attention_head_dim or size)) for size in model.block_out_channels)
-    return {"cross_attention_dim": width, "attention_head_dim": heads}
 
 
 def scale(network: nn.Module, config: ScalingConfig) -> nn.Module:

@@ -1,26 +1,28 @@
-"""Recipes: YAML files that become a `Config`, with overrides, and with errors that name the line.
-
-`load_recipe("digits", ["scaling.method=ls", "optim.lr=1e-3"])`
-"""
+"""Recipes: YAML files that become a `Config`, with overrides, and with errors that name line, key and closest key."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from ..skips import METHODS
-from .errors import KeyPath, config_errors, dotted, unknown_key
-from .schema import Config, method_options
+from .schema import Config, ScalingConfig, method_options
+
+KeyPath = tuple[str | int, ...]
 
 # Where each key was set: "recipes/digits.yaml:14" or "override 'optim.lr=1'"; () stands for the recipe itself.
 Places = dict[KeyPath, str]
+
+# Of names that are less alike, one is not suggested for the other.
+SIMILAR = 0.6
 
 # The scalars of YAML 1.2: 1e-3 is a float, 010 and yes are text. Underscores may group the digits of whole numbers. Of
 # several patterns that match, the first decides.
@@ -70,7 +72,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Conf
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text in UTF-8"
-        raise RecipeError(f"{display(path)}: {reason or error}") from error
+        raise RecipeError(f"{display(path)}: {reason}") from error
     return parse_recipe(text, overrides, file=display(path))
 
 
@@ -89,10 +91,16 @@ def parse_recipe(text: str, overrides: Sequence[str] = (), *, file: str = "recip
     for override in overrides:
         apply_override(override, raw, places)
     drop_options_of_replaced_method(raw, places)
+    return check_config(raw, places)
+
+
+def check_config(raw: Any, places: Places) -> Config:
+    """The config of what was read; raises RecipeError with a line for each problem and the place it was set."""
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        raise RecipeError("\n".join(config_errors(error, raw, places))) from error
+        problems = [describe(details, raw, places) for details in error.errors(include_url=False)]
+        raise RecipeError("\n".join(problems)) from error
 
 
 def to_yaml(config: Config) -> str:
@@ -162,17 +170,14 @@ def apply_override(override: str, raw: dict[str, Any], places: Places) -> None:
 
 def drop_options_of_replaced_method(raw: dict[str, Any], places: Places) -> None:
     """Drop what the file sets for its own method, where an override names another one."""
-
-    def overridden(option: str) -> bool:
-        return places.get(("scaling", option), "").startswith("override ")
-
+    overridden = {key for key, place in places.items() if place.startswith("override ")}
     scaling = raw.get("scaling")
-    if not isinstance(scaling, dict) or scaling.get("method") not in METHODS or not overridden("method"):
+    if ("scaling", "method") not in overridden or not isinstance(scaling, dict):
         return
-    options = {option for method in METHODS for option in method_options(method)}
-    for name in options - set(method_options(scaling["method"])):
-        if not overridden(name):
-            scaling.pop(name, None)
+    if (method := scaling["method"]) in list(METHODS):
+        for name in ScalingConfig.model_fields.keys() - {"method", "where", *method_options(method)}:
+            if ("scaling", name) not in overridden:
+                scaling.pop(name, None)
 
 
 def yaml_with_lines(text: str) -> tuple[Any, dict[KeyPath, int]]:
@@ -185,7 +190,7 @@ def yaml_with_lines(text: str) -> tuple[Any, dict[KeyPath, int]]:
     try:
         loader = Loader(text)
         node = loader.get_single_node()
-        return None if node is None else _construct(loader, node, (), lines), lines
+        return None if node is None else construct(loader, node, (), lines), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise YamlError(mark.line + 1 if mark else 1, error.problem or "is not YAML") from error
@@ -193,11 +198,11 @@ def yaml_with_lines(text: str) -> tuple[Any, dict[KeyPath, int]]:
         raise YamlError(text.count("\n", 0, error.position) + 1, f"is not text: {error.reason}") from error
 
 
-def _construct(loader: Loader, node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
+def construct(loader: Loader, node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             lines[(*path, number)] = item.start_mark.line + 1
-        return [_construct(loader, item, (*path, number), lines) for number, item in enumerate(node.value)]
+        return [construct(loader, item, (*path, number), lines) for number, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
         return loader.construct_object(node)
     mapping = {}
@@ -209,5 +214,91 @@ def _construct(loader: Loader, node: yaml.Node, path: KeyPath, lines: dict[KeyPa
         if key in mapping:
             raise YamlError(line, f"{dotted((*path, key))} is already set on line {lines[(*path, key)]}")
         lines[(*path, key)] = line
-        mapping[key] = _construct(loader, value, (*path, key), lines)
+        mapping[key] = construct(loader, value, (*path, key), lines)
     return mapping
+
+
+def dotted(path: KeyPath) -> str:
+    """The key as it is written in an override.
+
+    >>> dotted(("optim", "betas", 1))
+    'optim.betas[1]'
+    """
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def unknown_key(path: KeyPath, raw: Any) -> str:
+    """The problem with a key that does not exist: the closest ones that do, or all that stand beside it."""
+    known = list(known_keys(Config, raw))
+    similar = {key: similarity(str(path[-1]), str(key[-1])) for key in known}
+    # Those of the same section come before others as good.
+    scores = {key: score + 0.15 * (key[:-1] == path[:-1]) for key, score in similar.items() if score >= SIMILAR}
+    close = [repr(dotted(key)) for key, score in scores.items() if score == max(scores.values())]
+    if close:
+        return f"unknown key; did you mean {' or '.join(close)}?"
+    beside = ", ".join(str(key[-1]) for key in known if key[:-1] == path[:-1])
+    return f"unknown key; {dotted(path[:-1]) or 'a recipe'} has {beside or 'no keys'}"
+
+
+def similarity(name: str, other: str) -> float:
+    """1 for the same name, almost as much for an abbreviation: learning_rate is lr."""
+    if name != other and other == "".join(word[:1] for word in name.split("_")):
+        return 0.95
+    return difflib.SequenceMatcher(None, name, other).ratio()
+
+
+def known_keys(section: type[BaseModel], raw: Any, prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every key that a recipe of this kind may have."""
+    for name, field in section.model_fields.items():
+        yield (*prefix, name)
+        chosen = raw.get(name) if isinstance(raw, dict) else None
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel) and is_chosen(kind, chosen):
+                yield from known_keys(kind, chosen, (*prefix, name))
+
+
+def is_chosen(section: type[BaseModel], raw: Any) -> bool:
+    """Whether a section is the one that its `kind`, if it has that key, asks for."""
+    field = section.model_fields.get("kind")
+    asked = raw.get("kind") if isinstance(raw, dict) else None
+    return field is None or asked in get_args(field.annotation)
+
+
+def describe(details: ErrorDetails, raw: Any, places: Places) -> str:
+    """The place, the key and the problem."""
+    path: KeyPath = details["loc"]
+    if path[:1] == ("model",):  # pydantic names the chosen kind of model here, where a recipe has no key.
+        path = (path[0], *path[2:])
+    path, problem = find_problem(details, path, raw)
+    place = path
+    while place not in places:  # Where the key was set, or else the closest section around it.
+        place = place[:-1]
+    return f"{places[place]}: {dotted(path) or 'the recipe'}: {problem}"
+
+
+def find_problem(details: ErrorDetails, path: KeyPath, raw: Any) -> tuple[KeyPath, str]:
+    """The key that is wrong, which is below the path where pydantic names only the section, and what is wrong."""
+    context, seen = details.get("ctx", {}), details["input"]
+    match details["type"]:
+        case "extra_forbidden":
+            return path, unknown_key(path, raw)
+        case "missing":
+            return path, "is missing"
+        case "union_tag_not_found":
+            return (*path, "kind"), "is missing"
+        case "union_tag_invalid":
+            return (*path, "kind"), not_allowed(context["tag"], context["expected_tags"])
+        case "literal_error":
+            return path, not_allowed(seen, context["expected"])
+        case "model_type" | "model_attributes_type":
+            return path, f"must be a section with keys of its own, got {seen!r}"
+        case "conflict":
+            return (*path, context["key"]), context["message"]
+    return path, f"{details['msg'].replace('Input should', 'must')}, got {seen!r}"
+
+
+def not_allowed(seen: Any, expected: str) -> str:
+    """A value that is none of those allowed, with the closest of them."""
+    allowed = re.findall(r"'[^']*'|\d+", expected)
+    close = difflib.get_close_matches(repr(seen), allowed, n=1)
+    return f"must be one of {', '.join(allowed)}, got {seen!r}" + (f"; did you mean {close[0]}?" if close else "")

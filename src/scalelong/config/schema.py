@@ -1,7 +1,4 @@
-"""The typed form of a recipe: every key, its type, its default and its limits.
-
-All classes are frozen, and an unknown key or a wrong type is an error, which `load.py` gives the line of the file.
-"""
+"""The typed form of a recipe: every key, its type, its default and its limits."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ Weights = Literal["ema", "raw"]
 
 
 class Section(BaseModel):
-    """One block of a recipe."""
+    """One block of a recipe; an unknown key or a wrong type is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -213,14 +210,13 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> TrainingConfig:
-        parts, fsdp = self.grad_accumulation, self.parallel == "fsdp"
+        parts, fsdp, monitored = self.grad_accumulation, self.parallel == "fsdp", self.monitor_every is not None
         require(self.batch_size % parts == 0, "batch_size", f"must be a multiple of grad_accumulation ({parts})")
         # Each process would scale its own shards' gradients and find other overflows than the rest.
-        fp16 = self.precision == "fp16"
-        require(not (fsdp and fp16), "precision", "parallel: fsdp works with fp32 and bf16, not with fp16")
+        sharded_fp16 = fsdp and self.precision == "fp16"
+        require(not sharded_fp16, "precision", "parallel: fsdp works with fp32 and bf16, not with fp16")
         # Seen with torch 2.13: the loss is the same, the norm of the gradients is not.
         require(not (fsdp and self.compile), "compile", "parallel: fsdp works without compile only")
-        monitored = self.monitor_every is not None
         require(not (monitored and self.compile), "monitor_every", "needs compile: false; compiled code calls no hooks")
         return self
 
@@ -247,7 +243,6 @@ class EvaluationConfig(Section):
 
     @property
     def chosen(self) -> tuple[Weights, ...]:
-        """One after the other."""
         return ("ema", "raw") if self.weights == "both" else (self.weights,)
 
 

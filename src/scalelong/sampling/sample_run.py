@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from ..config.build import build_process, conditioning_of, spread_labels
-from ..config.errors import config_errors
 from ..config.inputs import Inputs, open_inputs
-from ..config.load import RecipeError
+from ..config.load import check_config
 from ..config.schema import Config, Weights
 from ..data.encoders import LatentEncoder, TextEncoder
 from ..diffusion import sample, to_uint8
@@ -112,11 +110,7 @@ def describe_samples(
 def with_sampling(config: Config, **given: object) -> Config:
     """The recipe with other settings of its `sampling:` block, checked like the recipe's own."""
     raw = {**config.model_dump(), "sampling": {**config.sampling.model_dump(), **given}}
-    try:
-        return Config.model_validate(raw)
-    except ValidationError as error:
-        places = {(): "the run's recipe", **{("sampling", key): f"--{key}" for key in given}}
-        raise RecipeError("\n".join(config_errors(error, raw, places))) from error
+    return check_config(raw, {(): "the run's recipe", **{("sampling", key): f"--{key}" for key in given}})
 
 
 def title(config: Config, request: SampleRequest, step: int, weights: Weights, seed: int) -> str:

@@ -43,10 +43,9 @@ class Lines(Display):
             print_now(overall(progress))
 
     def ended(self, progress: Progress, run: PlannedRun, message: str | None) -> None:
-        state = progress.state(run)
-        why = f": {message}" if message else ""
-        loss = "" if state.loss is None else f", validation loss {state.loss:.4f}"
-        print_now(f"{run.arm.id} seed {run.seed} {state.status}{why}{loss}; {overall(progress)}")
+        loss = progress.state(run).loss
+        shown = "" if loss is None else f", validation loss {loss:.4f}"
+        print_now(f"{describe_end(progress, run, message)}{shown}; {overall(progress)}")
 
     def info(self, message: str) -> None:
         print_now(message)
@@ -67,7 +66,7 @@ class LiveTable(Display):
 
     def ended(self, progress: Progress, run: PlannedRun, message: str | None) -> None:
         if message:
-            self.info(f"{run.arm.id} seed {run.seed} {progress.state(run).status}: {message}")
+            self.info(describe_end(progress, run, message))
         self.update(progress)
 
     def info(self, message: str) -> None:
@@ -75,6 +74,10 @@ class LiveTable(Display):
 
     def stop(self) -> None:
         self.live.stop()
+
+
+def describe_end(progress: Progress, run: PlannedRun, message: str | None) -> str:
+    return f"{run.arm.id} seed {run.seed} {progress.state(run).status}" + (f": {message}" if message else "")
 
 
 def progress_table(progress: Progress) -> Table:
@@ -119,22 +122,11 @@ def print_results(results: Results) -> None:
         print_line(f"warning: {warning}", style="yellow")
 
 
-def loss_sentence(loss: Results | None) -> str:
-    """The paired test of the final losses."""
-    if loss is None or loss["p"] is None:
-        return ""
-    half = (loss["high"] - loss["low"]) / 2
-    return f" Final validation loss {loss['difference']:+.4f} ± {half:.4f} (paired t, p = {loss['p']:.2g})."
-
-
 def setting_table(arms: Sequence[Results], comparisons: Sequence[Results]) -> Table:
     pairs = {pair["arm"]: pair for pair in comparisons}
     name = next((arm["fd_curve"]["name"] for arm in arms if arm["fd_curve"]), None)
-    quality = [f">{name}"] if name else []
-    speed = [">speed-up, steps", ">speed-up, seconds"]
-    table = make_table(
-        "method", ">validation loss", *quality, *speed, ">oscillation:\nfeatures", ">\ngradients", ">diverged"
-    )
+    measured = [">validation loss", *([f">{name}"] if name else []), ">speed-up, steps", ">speed-up, seconds"]
+    table = make_table("method", *measured, ">oscillation:\nfeatures", ">\ngradients", ">diverged")
     for arm in arms:
         pair, diverged = pairs.get(arm["id"], {}), arm["diverged"]
         table.add_row(
@@ -150,16 +142,25 @@ def setting_table(arms: Sequence[Results], comparisons: Sequence[Results]) -> Ta
 
 def quality_lines(arms: Sequence[Results]) -> list[str]:
     """What training did for the distance, for arms that were evaluated at the same steps, and what the EMA did."""
-    falls: dict[tuple[str, int, int], list[str]] = {}
+    falls: dict[str, list[str]] = {}
     for arm in arms:
         curve = arm["fd_curve"]
-        if curve and len(curve["steps"]) > 1:
+        if curve and len(steps := curve["steps"]) > 1:
             ends = " → ".join(number(curve["mean"][place], ".0f") for place in (0, -1))
-            key = (curve["name"], curve["steps"][0], curve["steps"][-1])
-            falls.setdefault(key, []).append(f"{arm['label']} {ends}")
-    found = [f"{name} from step {first:,} to {last:,}: {', '.join(of)}" for (name, first, last), of in falls.items()]
+            what = f"{curve['name']} from step {steps[0]:,} to {steps[-1]:,}"
+            falls.setdefault(what, []).append(f"{arm['label']} {ends}")
     raw = [f"{arm['label']} {number(arm['final_fd_raw']['value'], '.0f')}" for arm in arms if arm["final_fd_raw"]]
-    return found + ([f"at the end with raw weights instead of EMA weights: {', '.join(raw)}"] if raw else [])
+    if raw:
+        falls["at the end with raw weights instead of EMA weights"] = raw
+    return [f"{what}: {', '.join(values)}" for what, values in falls.items()]
+
+
+def loss_sentence(loss: Results | None) -> str:
+    """The paired test of the final losses."""
+    if loss is None or loss["p"] is None:
+        return ""
+    half = (loss["high"] - loss["low"]) / 2
+    return f" Final validation loss {loss['difference']:+.4f} ± {half:.4f} (paired t, p = {loss['p']:.2g})."
 
 
 def rate_table(sweeps: Sequence[Results]) -> Table:

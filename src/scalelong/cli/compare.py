@@ -1,4 +1,4 @@
-"""The command that compares methods by matched runs."""
+"""The command that compares methods by matched runs: compare."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import count, fail, print_line, user_errors
-from .options import Overrides
+from .console import Overrides, Recipe, count, fail, print_line
 
 if TYPE_CHECKING:
     from ..compare.grid import Plan
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def compare(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A name, or the path of a .yaml file.")],
+    recipe: Recipe,
     methods: Annotated[str, typer.Option(metavar="NAME[:OPTION=VALUE],…", help="What is compared.")] = (
         "none,uniform,cs,ls"
     ),
@@ -50,27 +49,25 @@ def compare(
       scalelong compare digits --methods none,ls --depth 6,10,14 --batch 32,128 --steps 1000
       scalelong compare cifar10-tiny-uvit --set data.source=./cifar10 --dry-run
     """
-    command = shlex.join(["scalelong", *sys.argv[1:]])
-    with user_errors():
-        from ..compare import run
-        from ..compare.grid import make_plan
-        from .comparing_display import choose_display
+    from ..compare import run
+    from ..compare.grid import make_plan
+    from .compare_display import choose_display
 
-        plan = make_plan(
-            recipe,
-            [part.strip() for part in methods.split(",") if part.strip()],
-            seeds=seeds,
-            rates=numbers("--lr", lr, float),
-            depths=numbers("--depth", depth, int),
-            batches=numbers("--batch", batch, int),
-            overrides=[*(overrides or []), *([] if steps is None else [f"training.steps={steps}"])],
-        )
-        folder = out or Path("runs") / f"{plan.recipe}-comparison"
-        if dry_run:
-            show_plan(plan, folder, workers)
-            return
-        result = run.compare(plan, folder, workers=workers, display=choose_display(), command=command)
-    report(result, command)
+    plan = make_plan(
+        recipe,
+        [part.strip() for part in methods.split(",") if part.strip()],
+        seeds=seeds,
+        rates=numbers("--lr", lr, float),
+        depths=numbers("--depth", depth, int),
+        batches=numbers("--batch", batch, int),
+        overrides=[*(overrides or []), *([] if steps is None else [f"training.steps={steps}"])],
+    )
+    folder = out or Path("runs") / f"{plan.recipe}-comparison"
+    if dry_run:
+        print_plan(plan, folder, workers)
+        return
+    command = shlex.join(["scalelong", *sys.argv[1:]])
+    report(run.compare(plan, folder, workers=workers, display=choose_display(), command=command), command)
 
 
 def numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
@@ -81,7 +78,7 @@ def numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[A
         fail(f"{option} takes numbers with commas between them, not {text!r}")
 
 
-def show_plan(plan: Plan, folder: Path, workers: int | None) -> None:
+def print_plan(plan: Plan, folder: Path, workers: int | None) -> None:
     from ..compare import run
     from ..compare.folder import check_plan
     from ..training.logger import clock
@@ -101,7 +98,7 @@ def show_plan(plan: Plan, folder: Path, workers: int | None) -> None:
 
 def report(result: CompareResult, command: str) -> None:
     """The tables, what went wrong, and how to resume; ends the process where the exit code says something."""
-    from .comparing_display import print_results
+    from .compare_display import print_results
 
     folder, results = result.folder, result.results
     print_results(results)
