@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from ..skips import AbsorbedScalingWarning, SkipSite, find_skips, scale_skips, surviving_share, unscale_skips
-from ..skips.absorb import mostly_absorbed, norm_width, normalise
 from ..skips.apply import make_scaling
+from ..skips.readers import mostly_absorbed, norm_width, normalise
 from ..skips.site import is_norm
 
 # The normalised skip is 5% smaller where eps is a ninth of the scaled skip's variance, and 29% where they are equal.
