@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -97,20 +97,14 @@ class Conditioning:
         none = self.drop_condition(condition, everywhere)
         if guidance == 0:
             return self.predictor(model, none)
-        if prefers_one_pass(model, condition):
-            both = self.predictor(model, none.followed_by(condition))
-
-            def predict_pair(x: Tensor, t: Tensor) -> Sequence[Tensor]:
-                return both(torch.cat([x, x]), torch.cat([t, t])).chunk(2)
-        else:
-            free, bound = self.predictor(model, none), self.predictor(model, condition)
-
-            def predict_pair(x: Tensor, t: Tensor) -> Sequence[Tensor]:
-                return free(x, t), bound(x, t)
+        free, bound = self.predictor(model, none), self.predictor(model, condition)
+        both, in_one_pass = self.predictor(model, none.followed_by(condition)), prefers_one_pass(model, condition)
 
         def guide(x: Tensor, t: Tensor) -> Tensor:
-            first, second = predict_pair(x, t)
-            return torch.lerp(first, second, guidance)
+            if in_one_pass:
+                first, second = both(torch.cat([x, x]), torch.cat([t, t])).chunk(2)
+                return torch.lerp(first, second, guidance)
+            return torch.lerp(free(x, t), bound(x, t), guidance)
 
         return guide
 

@@ -49,7 +49,8 @@ def sample(
     solver = build_solver(process, sampler, steps)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     x = solver.begin(_start(start, generators, device))
-    times = process.schedule.times[solver.indices].to(x.device, _time_dtype(process))
+    precision = torch.float32 if process.schedule.is_continuous else torch.int64
+    times = process.schedule.times[solver.indices].to(x.device, precision)
     for done, time in enumerate(times):
         t, noisy = time.expand(len(x)), solver.network_input(x)
         x0 = process.predict_x0(predict(noisy, process.model_time(t)), noisy, t)
@@ -95,7 +96,3 @@ def _start(start: Sequence[int] | Tensor, generators: list[torch.Generator], dev
     shape = start.shape[1:] if given else start
     noise = sample_noise(tuple(shape), generators)
     return start.float() if given else noise.to(device)
-
-
-def _time_dtype(process: DiffusionProcess) -> torch.dtype:
-    return torch.float32 if process.schedule.is_continuous else torch.int64

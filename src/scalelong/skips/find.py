@@ -7,6 +7,7 @@ import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from torch import Tensor, nn
@@ -103,9 +104,9 @@ def choose_sites(
     copy or a checkpoint of that network carries their scaling.
     """
     wanted = None if sites is None else list(sites) if isinstance(sites, Iterable) else [sites]
-    if wanted and all(isinstance(site, SkipSite) for site in wanted):
-        network, chosen = model, [site for site in wanted if isinstance(site, SkipSite)]
-        num_skips = max(site.index for site in chosen)
+    by_hand = [site for site in wanted or () if isinstance(site, SkipSite)]
+    if by_hand and by_hand == wanted:
+        network, chosen, num_skips = model, by_hand, max(site.index for site in by_hand)
     else:
         path, found = locate_skips(model, example_inputs)
         network, num_skips = model.get_submodule(path), len(found)
@@ -113,7 +114,12 @@ def choose_sites(
     if not chosen:
         raise ValueError("sites=[] scales nothing; leave it out to scale every skip that find_skips finds")
     chosen = [checked(network, site) for site in chosen]
-    refuse_repeated(network, chosen)
+    for site, other in combinations(chosen, 2):
+        if site.index == other.index or same_place(network, site, other):
+            raise ValueError(
+                f"two sites on one skip: {other.index} at {other.consumer!r} ({other.entry}) and "
+                f"{site.index} at {site.consumer!r} ({site.entry}). Give each skip one site and an index of its own."
+            )
     return Choice(network, chosen, num_skips)
 
 
@@ -140,18 +146,6 @@ def checked(network: nn.Module, site: SkipSite) -> SkipSite:
     return replace(site, absorbed=site.absorbed or any(is_norm(network.get_submodule(path)) for path in site.readers))
 
 
-def refuse_repeated(network: nn.Module, sites: Sequence[SkipSite]) -> None:
-    """Raise if two sites have one index, or one place in the network."""
-    for order, site in enumerate(sites):
-        for other in sites[:order]:
-            if site.index == other.index or same_place(network, site, other):
-                raise ValueError(
-                    f"two sites on one skip: {site.index} at {site.consumer!r} ({site.entry}) and "
-                    f"{other.index} at {other.consumer!r} ({other.entry}). "
-                    "Give each skip one site and an index of its own."
-                )
-
-
 def same_place(network: nn.Module, site: SkipSite, other: SkipSite) -> bool:
     consumer, a, b = network.get_submodule(site.consumer), site.entry, other.entry
     if consumer is not network.get_submodule(other.consumer):
@@ -171,30 +165,27 @@ def refuse_wrapped(model: nn.Module) -> None:
         names = {kind.__name__ for kind in type(module).__mro__}
         if "DataParallel" in names:
             raise in_data_parallel(type(model).__name__)
-        wrapper = next((label for name, label in WRAPPERS.items() if name in names), None)
-        if wrapper is None and getattr(module, "_compiled_call_impl", None) is not None:
-            wrapper = "torch.compile"
-        if wrapper is not None:
-            raise already_wrapped(model, wrapper)
+        found = [label for name, label in WRAPPERS.items() if name in names]
+        if found or getattr(module, "_compiled_call_impl", None) is not None:
+            raise already_wrapped(model, *found[:1])
     # A module does not know that torch.compile was given it; a second look after collecting spares a dead wrapper.
     if compiled_elsewhere(model):
         gc.collect()
         if compiled_elsewhere(model):
-            raise already_wrapped(model, "torch.compile")
+            raise already_wrapped(model)
 
 
 def refuse_other_objects(model: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"{type(model).__name__} is not a torch module; of a pipeline pass its network, e.g. pipe.unet"
-        )
+        name = type(model).__name__
+        raise ValueError(f"{name} is not a torch module; of a pipeline pass its network, e.g. pipe.unet")
 
 
 def compiled_elsewhere(model: nn.Module) -> bool:
     return any(isinstance(holder, dict) and holder.get("_orig_mod") is model for holder in gc.get_referrers(model))
 
 
-def already_wrapped(model: nn.Module, wrapper: str) -> ValueError:
+def already_wrapped(model: nn.Module, wrapper: str = "torch.compile") -> ValueError:
     return ValueError(
         f"{type(model).__name__} is already wrapped by {wrapper}, which would not see the scaling. "
         f"Scale the plain model first, then apply {wrapper}."
