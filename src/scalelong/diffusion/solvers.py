@@ -60,7 +60,7 @@ class SchedulerSolver(Solver):
         self.scheduler, self.random = scheduler, random
 
     def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
-        # With a list, diffusers draws from one generator after another. Those without noise do not take the argument.
+        # With a list, diffusers samples from one generator after another. Those without noise take no such argument.
         given = {"generator": generators} if self.random else {}
         index = self.scheduler.timesteps[self.done]
         self.done += 1

@@ -25,7 +25,7 @@ from .hooks import (
 )
 from .methods import METHODS
 from .readers import Preserved, foldable_slices, warn_if_absorbed
-from .scaling import KeptBuffers, SkipScaling
+from .scaling import KeptBuffers, SkipScaling, innermost
 from .site import SkipSite
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -163,11 +163,9 @@ def make_scaling(
         allowed = ", ".join(accepted) or "none"
         closest = hint(unknown[0], accepted)
         raise ValueError(f"method {method!r} has no option {unknown[0]!r}. Its options: {allowed}.{closest}")
-    if kind is None:
-        return None
     if "num_skips" in accepted and num_skips is not None:
         options = {"num_skips": num_skips} | options
-    return kind(sites, **options)
+    return None if kind is None else kind(sites, **options)
 
 
 def method_class(method: Method) -> type[SkipScaling] | None:
@@ -186,16 +184,14 @@ def hint(name: str, known: list[str]) -> str:
 
 def check_scaling(scaling: SkipScaling, sites: Sequence[SkipSite]) -> None:
     """Raise if the scaling was made for fewer skips, or has constants that are no finite numbers."""
-    name, needed = type(scaling).__name__, max(site.index for site in sites)
+    name, needed = type(scaling).__name__, innermost(sites)
     if scaling.num_skips < needed:
         raise ValueError(f"this {name} was made for {scaling.num_skips} skips, but skip {needed} is to be scaled")
-    constants = scaling.constants()
+    constants, wanted = scaling.constants(), scaling.num_skips
     if constants is None or constants.is_meta:
         return
-    if constants.shape != (scaling.num_skips,) or not constants.isfinite().all():
-        raise ValueError(
-            f"{name} needs one finite coefficient for each of {scaling.num_skips} skips, got {constants.tolist()}"
-        )
+    if constants.shape != (wanted,) or not constants.isfinite().all():
+        raise ValueError(f"{name} needs one finite coefficient for each of {wanted} skips, got {constants.tolist()}")
 
 
 def refuse_taken_name(network: nn.Module) -> None:
@@ -220,11 +216,10 @@ def follow_model(scaling: SkipScaling, consumer: nn.Module) -> None:
     Constants stay in float32: a buffer takes no part in sharding, and a small kappa_N would be rounded.
     """
     like = next((p for p in consumer.parameters() if p.is_floating_point()), None)
-    if like is None:
-        return
-    scaling.to(like.device)
-    for parameter in scaling.parameters():
-        parameter.data = parameter.data.to(like.dtype)
+    if like is not None:
+        scaling.to(like.device)
+        for parameter in scaling.parameters():
+            parameter.data = parameter.data.to(like.dtype)
 
 
 class BlockScaling(KeptBuffers):

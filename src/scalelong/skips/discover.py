@@ -15,10 +15,10 @@ from .site import Channels
 
 @dataclass(frozen=True)
 class Join:
-    """Where a value meets a later one that was made from the same origin.
+    """Where a value meets a later one that was made from the same origin, the latest that both were made from.
 
-    `origin` is the latest value that both were made from, usually the skip itself. `scope` is the innermost call around
-    the join that contains the trunk's whole way from there: a residual block for its own sum, the UNet for a long skip.
+    `scope` is the innermost call around the join that contains the trunk's whole way from the origin: a residual block
+    for its own sum, the UNet for a long skip.
     """
 
     origin: int

@@ -100,8 +100,7 @@ def choose_sites(
 ) -> Choice:
     """All skips by default, those of the given indices, or sites written by hand; checked against the model.
 
-    Skips that are found belong to the network that has them, which may lie inside the model that is passed, so that a
-    copy or a checkpoint of that network carries their scaling.
+    Skips that are found belong to the network inside the model that has them: its copies carry their scaling.
     """
     wanted = None if sites is None else list(sites) if isinstance(sites, Iterable) else [sites]
     by_hand = [site for site in wanted or () if isinstance(site, SkipSite)]
@@ -123,9 +122,9 @@ def choose_sites(
     return Choice(network, chosen, num_skips)
 
 
-def pick(wanted: SkipSite | int, found: Sequence[SkipSite]) -> SkipSite:
+def pick(wanted: Any, found: Sequence[SkipSite]) -> SkipSite:
     try:
-        index = operator.index(wanted)  # type: ignore[arg-type]
+        index = operator.index(wanted)
     except TypeError:
         raise ValueError(f"sites= takes SkipSites, or indices of skips such as [1, 2], not {wanted!r}") from None
     if not 1 <= index <= len(found):
@@ -139,10 +138,8 @@ def checked(network: nn.Module, site: SkipSite) -> SkipSite:
         try:
             network.get_submodule(path)
         except AttributeError:
-            raise ValueError(
-                f"skip {site.index} names the module {path!r}, which {type(network).__name__} does not have; "
-                "see [name for name, _ in model.named_modules()]"
-            ) from None
+            missing = f"skip {site.index} names the module {path!r}, which {type(network).__name__} does not have"
+            raise ValueError(f"{missing}; see [name for name, _ in model.named_modules()]") from None
     return replace(site, absorbed=site.absorbed or any(is_norm(network.get_submodule(path)) for path in site.readers))
 
 

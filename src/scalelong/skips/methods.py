@@ -95,12 +95,6 @@ class LearnedKappa(SkipScaling):
         return self._power(torch.arange(self.num_skips, device=self.decay.device)).detach()
 
 
-def pool_all_but(skip: Tensor, dim: int) -> Tensor:
-    """Global average pooling over all dimensions but the batch and `dim`; float32, shape (B, skip.shape[dim])."""
-    pooled = [d for d in range(1, skip.ndim) if d != dim]
-    return skip.mean(dim=pooled, dtype=torch.float32) if pooled else skip.float()
-
-
 class Linear32(nn.Linear):
     """A Linear that computes in float32 whatever the precision of its weights."""
 
@@ -200,7 +194,10 @@ class LS(SkipScaling):
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
         dim = self.dims[index] % skip.ndim
-        weights = self.gates[self.gate_names[index]](pool_all_but(skip, dim))
+        others = [d for d in range(1, skip.ndim) if d != dim]
+        # Global average pooling in float32; shape (B, skip.shape[dim]).
+        pooled = skip.mean(dim=others, dtype=torch.float32) if others else skip.float()
+        weights = self.gates[self.gate_names[index]](pooled)
         shape = [1] * skip.ndim
         shape[0], shape[dim] = weights.shape
         return weights.view(shape).to(skip.dtype)
@@ -232,8 +229,7 @@ class RMSNormed(SkipScaling):
         self.gain = nn.Parameter(torch.full((self.num_skips,), as_number(init, "init"), dtype=torch.float32))
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
-        dim = self.dims[index]
-        precision = torch.promote_types(skip.dtype, torch.float32)
+        dim, precision = self.dims[index], torch.promote_types(skip.dtype, torch.float32)
         norm = torch.linalg.vector_norm(skip, dim=dim, keepdim=True, dtype=precision)
         mean_square = norm.square() / skip.shape[dim]
         return (self.gain[index - 1] * torch.rsqrt(mean_square + 1e-6)).to(skip.dtype)
@@ -269,8 +265,7 @@ def as_number(value: Any, name: str) -> float:
 
 
 def as_kappa(value: Any, name: str = "kappa") -> float:
-    number = as_number(value, name)
-    advice = "the paper's range is 0.5 to 0.95, and 1 changes nothing"
+    number, advice = as_number(value, name), "the paper's range is 0.5 to 0.95, and 1 changes nothing"
     require(0 < number <= 1, f"{name} must lie in (0, 1], got {value!r}; {advice}")
     return number
 

@@ -113,7 +113,7 @@ class Slice:
     """The dimension of the parameter that `channels` are counted in."""
     coefficient: float
     index: int
-    """The skip's."""
+    """i of the skip."""
 
     def of(self, model: nn.Module) -> Tensor:
         return model.get_parameter(self.path).data.narrow(self.dim, self.channels.start, len(self.channels))

@@ -109,8 +109,7 @@ class Record:
 class Recorder(TorchDispatchMode):
     """Numbers every tensor that an operation makes or changes while the mode is active.
 
-    Operations are watched below autograd, so that scripted functions and `torch.concat`, `+=` and their like are all
-    seen as the few operations they come down to.
+    It watches below autograd, where scripted functions, `torch.concat`, `+=` and their like come down to few operations.
     """
 
     def __init__(self, record: Record) -> None:
