@@ -109,7 +109,7 @@ class Record:
 class Recorder(TorchDispatchMode):
     """Numbers every tensor that an operation makes or changes while the mode is active.
 
-    It watches below autograd, where scripted functions, `torch.concat`, `+=` and their like come down to few operations.
+    It watches below autograd, where scripted functions, `torch.concat`, `+=` and their like come down to few of them.
     """
 
     def __init__(self, record: Record) -> None:
