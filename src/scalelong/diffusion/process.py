@@ -128,8 +128,7 @@ class DiffusionProcess:
         """Times of numbers in [0, 1]; rounding may have brought the last of them to 1. Shape: (B,) → (B,)."""
         if self.schedule.is_continuous:
             return (EARLIEST_TIME + (1 - EARLIEST_TIME) * uniform).float()
-        steps = self.schedule.num_steps
-        return (uniform * steps).long().clamp(max=steps - 1)
+        return (uniform * self.schedule.num_steps).long().clamp(max=self.schedule.num_steps - 1)
 
 
 def _precise(images: Tensor) -> Tensor:

@@ -35,12 +35,10 @@ def sample(
     `predict(x, t)` gets x of shape (B, C, H, W) and `process.model_time`s of shape (B,). Each image has
     noise of its own, whatever the batch: its first noise and that of every step come from one CPU generator.
     `clip` keeps every estimate of x_0 and the result within [-1, 1]; pass False for latents.
-    `progress(done, all)` counts evaluations of the network: one for each step, two (but for the last) with the samplers
-    of Heun's method.
+    `progress(done, all)` counts evaluations of the network, two for each step but the last with Heun's method.
 
-    The solver goes through some of the schedule's `times`, see `solver_indices`, and from the cleanest to ᾱ = 1. In
-    continuous time its index k stands for t = (k+1)/num_steps, with the closed form's ᾱ there, and the network is fed
-    t·999: it goes from t = 1 to t = 0.001 and then to 0.
+    The solver goes through some of the schedule's `times`, see `solver_indices`, and from the cleanest to ᾱ = 1; in
+    continuous time from t = 1 to t = 0.001 and then to 0.
 
     >>> process = DiffusionProcess()
     >>> sample(lambda x, t: torch.zeros_like(x), process, (1, 8, 8), seeds=[3, 4], steps=2).shape

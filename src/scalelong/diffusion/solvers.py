@@ -30,9 +30,9 @@ Generators = list[torch.Generator]
 
 
 class Solver(ABC):
-    """One way from noise to images, whose state is x_t of Eq. 1. It evaluates the network at `indices`, in this order.
+    """One way from noise to images, whose state is x_t of Eq. 1.
 
-    `indices` count the schedule's `times`; `done` are the steps that are finished.
+    It evaluates the network at `indices` of the schedule's `times`, in this order; `done` steps are finished.
     """
 
     def __init__(self, indices: list[int]) -> None:
@@ -88,8 +88,7 @@ class EulerSolver(Solver):
         super().__init__(indices)
         # Paper: a step of β(t)·Δt; here: the integral of β over the step, because it is the same to first order and
         # is known for schedules in discrete time, too.
-        log_signal = process.schedule.log_alphas_cumprod[indices]
-        self.tau = [-value for value in log_signal.tolist()] + [0.0]
+        self.tau = [*(-process.schedule.log_alphas_cumprod[indices]).tolist(), 0.0]
 
     def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
         if self.done == len(self.tau) - 2:
@@ -239,8 +238,7 @@ def set_grid(scheduler: Any, visited: Tensor, sigmas: Tensor) -> None:
     """
     with without_numpy_warnings():
         scheduler.set_timesteps(len(visited))
-    scheduler.timesteps, scheduler.sigmas = visited, sigmas
-    scheduler.num_inference_steps = len(visited)
+    scheduler.timesteps, scheduler.sigmas, scheduler.num_inference_steps = visited, sigmas, len(visited)
     # Else the place is looked up by the time, which may stand there twice.
     scheduler.set_begin_index(0)
 
