@@ -15,7 +15,7 @@ from torch import nn
 
 from scalelong import AbsorbedScalingWarning, Channels, scale_skips, unscale_skips
 from scalelong.models import preset
-from scalelong.skips.absorb import normalised_share
+from scalelong.skips.readers import normalised_share
 
 FIGURES = Path(__file__).parent / "figures"
 KAPPAS = [10 ** (-exponent / 4) for exponent in range(1, 21)]

@@ -15,10 +15,7 @@ DIFFUSERS = {
     "cosine": {"beta_schedule": "squaredcos_cap_v2"},
     "sqrt-linear": {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
 }
-RATES = {
-    "linear": lambda t: 0.1 + 19.9 * t,
-    "sqrt-linear": lambda t: (0.85**0.5 + (12**0.5 - 0.85**0.5) * t) ** 2,
-}
+RATES = {"linear": lambda t: 0.1 + 19.9 * t, "sqrt-linear": lambda t: (0.85**0.5 + (12**0.5 - 0.85**0.5) * t) ** 2}
 names = pytest.mark.parametrize("name", SCHEDULES)
 times = pytest.mark.parametrize("time", ["discrete", "continuous"])
 

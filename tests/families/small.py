@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from scalelong import (
-    Channels,
-    SkipScaling,
-    SkipSite,
-)
+from scalelong import Channels, SkipScaling, SkipSite
 from scalelong.models import UViT
 
 

@@ -6,11 +6,7 @@ import pytest
 import torch
 
 from families.small import images, uvit
-from scalelong import (
-    scale_blocks,
-    scale_skips,
-    unscale_blocks,
-)
+from scalelong import scale_blocks, scale_skips, unscale_blocks
 from scalelong.theory.unet import TheoryUNet
 
 

@@ -110,10 +110,7 @@ def test_a_shared_gate_is_shared_per_width_and_individual_gates_are_not() -> Non
     assert list(make("ls-individual", CONV).gates) == ["skip1", "skip2", "skip3"]
 
 
-@pytest.mark.parametrize(
-    "tokens, added",
-    [(257, 8_497), (258, 8_530), (334, 13_714)],
-)
+@pytest.mark.parametrize("tokens, added", [(257, 8_497), (258, 8_530), (334, 13_714)])
 def test_ls_adds_the_papers_number_of_parameters(tokens: int, added: int) -> None:
     sites = [SkipSite(i, f"out.{i}", Argument(1), width=tokens) for i in range(1, 7)]
     assert sum(p.numel() for p in make("ls", sites).parameters()) == added

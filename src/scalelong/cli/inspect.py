@@ -18,8 +18,8 @@ from torch import nn
 
 from ..models import preset_names
 from ..skips import METHODS, AbsorbedScalingWarning, SkipSite, find_skips, scale_skips, surviving_share, unscale_skips
-from ..skips.absorb import mostly_absorbed, norm_width, normalise
 from ..skips.apply import make_scaling
+from ..skips.readers import mostly_absorbed, norm_width, normalise
 from ..skips.site import is_norm
 from .console import NOTHING, count, given, make_table, natural_width, print_line, print_table
 from .loading import load_model

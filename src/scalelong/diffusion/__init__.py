@@ -2,15 +2,7 @@
 
 from .process import DiffusionProcess, Loss, Prediction
 from .samplers import SAMPLERS, noise_predictor, sample, to_uint8
-from .schedule import (
-    SCHEDULES,
-    CosineSchedule,
-    LinearSchedule,
-    Schedule,
-    SqrtLinearSchedule,
-    Time,
-    build_schedule,
-)
+from .schedule import SCHEDULES, CosineSchedule, LinearSchedule, Schedule, SqrtLinearSchedule, Time, build_schedule
 
 __all__ = [
     "SAMPLERS",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,8 +26,8 @@ class Condition:
     def to(self, device: torch.device) -> Condition:
         return self.map(lambda value: value.to(device))
 
-    def __getitem__(self, own: slice | Tensor) -> Condition:
-        return self.map(lambda value: value[own])
+    def __getitem__(self, rows: slice | Tensor) -> Condition:
+        return self.map(lambda value: value[rows])
 
     def chunk(self, parts: int) -> list[Condition]:
         """Equal parts in order."""
@@ -40,15 +40,8 @@ class Condition:
         return Condition(*(None if a is None or b is None else torch.cat([a, b]) for a, b in pairs))
 
     @property
-    def count(self) -> int:
-        return len(self._first)
-
-    @property
-    def device(self) -> torch.device:
-        return self._first.device
-
-    @property
-    def _first(self) -> Tensor:
+    def first(self) -> Tensor:
+        """What tells the number of images and the device."""
         return next(value for value in (self.labels, self.text) if value is not None)
 
 
@@ -93,24 +86,18 @@ class Conditioning:
         """ε(∅) + w·(ε(c) − ε(∅)), with both in one batch if it is small; w = 1 is the condition alone and 0 is none."""
         if guidance == 1 or condition == NOTHING:
             return self.predictor(model, condition)
-        everywhere = torch.ones(condition.count, dtype=torch.bool, device=condition.device)
+        everywhere = torch.ones(len(condition.first), dtype=torch.bool, device=condition.first.device)
         none = self.drop_condition(condition, everywhere)
         if guidance == 0:
             return self.predictor(model, none)
-        if prefers_one_pass(model, condition):
-            both = self.predictor(model, none.followed_by(condition))
-
-            def predict_pair(x: Tensor, t: Tensor) -> Sequence[Tensor]:
-                return both(torch.cat([x, x]), torch.cat([t, t])).chunk(2)
-        else:
-            free, bound = self.predictor(model, none), self.predictor(model, condition)
-
-            def predict_pair(x: Tensor, t: Tensor) -> Sequence[Tensor]:
-                return free(x, t), bound(x, t)
+        free, bound = self.predictor(model, none), self.predictor(model, condition)
+        both, in_one_pass = self.predictor(model, none.followed_by(condition)), prefers_one_pass(model, condition)
 
         def guide(x: Tensor, t: Tensor) -> Tensor:
-            first, second = predict_pair(x, t)
-            return torch.lerp(first, second, guidance)
+            if in_one_pass:
+                first, second = both(torch.cat([x, x]), torch.cat([t, t])).chunk(2)
+                return torch.lerp(first, second, guidance)
+            return torch.lerp(free(x, t), bound(x, t), guidance)
 
         return guide
 
@@ -119,4 +106,4 @@ def prefers_one_pass(model: Callable[..., Any], condition: Condition) -> bool:
     """Whether twice the batch takes less than two passes: not on a CPU, whose caches a large batch leaves."""
     # Shards need as many passes in every process, whose batches may differ in size.
     sharded = hasattr(model, "unshard")
-    return sharded or condition.device.type != "cpu" or condition.count <= MOST_TOGETHER
+    return sharded or not condition.first.is_cpu or len(condition.first) <= MOST_TOGETHER

@@ -53,10 +53,9 @@ class DiffusionProcess:
         They are sampled where the generator lives, so a CPU generator gives the same times for every device.
         """
         if self.schedule.is_continuous:
-            uniform = torch.rand(count, generator=generator, device=generator.device)
-            return self._from_uniform(uniform).to(device, non_blocking=True)
-        steps = self.schedule.num_steps
-        times = torch.randint(steps, (count,), generator=generator, device=generator.device)
+            times = self._from_uniform(torch.rand(count, generator=generator, device=generator.device))
+        else:
+            times = torch.randint(self.schedule.num_steps, (count,), generator=generator, device=generator.device)
         return times.to(device, non_blocking=True)
 
     def stratified_times(self, count: int, generator: torch.Generator, *, device: torch.device | str = "cpu") -> Tensor:
@@ -129,8 +128,7 @@ class DiffusionProcess:
         """Times of numbers in [0, 1]; rounding may have brought the last of them to 1. Shape: (B,) → (B,)."""
         if self.schedule.is_continuous:
             return (EARLIEST_TIME + (1 - EARLIEST_TIME) * uniform).float()
-        steps = self.schedule.num_steps
-        return (uniform * steps).long().clamp(max=steps - 1)
+        return (uniform * self.schedule.num_steps).long().clamp(max=self.schedule.num_steps - 1)
 
 
 def _precise(images: Tensor) -> Tensor:

@@ -35,12 +35,10 @@ def sample(
     `predict(x, t)` gets x of shape (B, C, H, W) and `process.model_time`s of shape (B,). Each image has
     noise of its own, whatever the batch: its first noise and that of every step come from one CPU generator.
     `clip` keeps every estimate of x_0 and the result within [-1, 1]; pass False for latents.
-    `progress(done, all)` counts evaluations of the network: one for each step, two (but for the last) with the samplers
-    of Heun's method.
+    `progress(done, all)` counts evaluations of the network, two for each step but the last with Heun's method.
 
-    The solver goes through some of the schedule's `times`, see `solver_indices`, and from the cleanest to ᾱ = 1. In
-    continuous time its index k stands for t = (k+1)/num_steps, with the closed form's ᾱ there, and the network is fed
-    t·999: it goes from t = 1 to t = 0.001 and then to 0.
+    The solver goes through some of the schedule's `times`, see `solver_indices`, and from the cleanest to ᾱ = 1; in
+    continuous time from t = 1 to t = 0.001 and then to 0.
 
     >>> process = DiffusionProcess()
     >>> sample(lambda x, t: torch.zeros_like(x), process, (1, 8, 8), seeds=[3, 4], steps=2).shape
@@ -49,7 +47,8 @@ def sample(
     solver = build_solver(process, sampler, steps)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     x = solver.begin(_start(start, generators, device))
-    times = process.schedule.times[solver.indices].to(x.device, _time_dtype(process))
+    precision = torch.float32 if process.schedule.is_continuous else torch.int64
+    times = process.schedule.times[solver.indices].to(x.device, precision)
     for done, time in enumerate(times):
         t, noisy = time.expand(len(x)), solver.network_input(x)
         x0 = process.predict_x0(predict(noisy, process.model_time(t)), noisy, t)
@@ -95,7 +94,3 @@ def _start(start: Sequence[int] | Tensor, generators: list[torch.Generator], dev
     shape = start.shape[1:] if given else start
     noise = sample_noise(tuple(shape), generators)
     return start.float() if given else noise.to(device)
-
-
-def _time_dtype(process: DiffusionProcess) -> torch.dtype:
-    return torch.float32 if process.schedule.is_continuous else torch.int64

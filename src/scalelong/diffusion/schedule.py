@@ -60,13 +60,18 @@ class Schedule(ABC):
         return -torch.expm1(log_alphas.diff(prepend=log_alphas.new_zeros(1)))
 
     @property
+    def log_alphas_cumprod(self) -> Tensor:
+        """log ᾱ at every one of `times`. Shape: (num_steps,), float64."""
+        return torch.log1p(-self.betas).cumsum(0)
+
+    @property
     def alphas_cumprod(self) -> Tensor:
         """ᾱ at every one of `times`, computed in float64. Shape: (num_steps,), float32.
 
         >>> LinearSchedule().alphas_cumprod[[0, 499]].tolist()
         [0.99989..., 0.0785...]
         """
-        return self._log_alphas_cumprod().exp().float()
+        return self.log_alphas_cumprod.exp().float()
 
     def log_alpha_bar(self, t: Tensor) -> Tensor:
         """log ᾱ at any times; the logarithm keeps both ᾱ and 1−ᾱ precise. Shape: (B,) → (B,), in float32 at least.
@@ -81,14 +86,11 @@ class Schedule(ABC):
             return self.closed_form(t.to(torch.promote_types(t.dtype, torch.float32)))
         return _log_table(self, t.device)[t]
 
-    def _log_alphas_cumprod(self) -> Tensor:
-        return torch.log1p(-self.betas).cumsum(0)
-
 
 @lru_cache(maxsize=32)
 def _log_table(schedule: Schedule, device: torch.device) -> Tensor:
     """log ᾱ of every step, kept on the device: a look-up then neither copies nor waits. Shape: (num_steps,)."""
-    return schedule._log_alphas_cumprod().float().to(device)
+    return schedule.log_alphas_cumprod.float().to(device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,8 @@ class LinearSchedule(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_betas(self.beta_start, self.beta_end)
+        if not 0 < self.beta_start <= self.beta_end < 1:
+            raise ValueError(f"betas need 0 < beta_start ≤ beta_end < 1, got {self.beta_start} and {self.beta_end}")
 
     def step_betas(self) -> Tensor:
         return torch.linspace(self.beta_start, self.beta_end, self.num_steps, dtype=torch.float64)
@@ -111,15 +114,11 @@ class LinearSchedule(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SqrtLinearSchedule(Schedule):
+class SqrtLinearSchedule(LinearSchedule):
     """sqrt(β) rises linearly, as in latent diffusion ("scaled_linear"): log ᾱ(t) = −∫_0^t (r_0 + (r_1−r_0)·s)² ds."""
 
     beta_start: float = 0.00085
     beta_end: float = 0.012
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_betas(self.beta_start, self.beta_end)
 
     def step_betas(self) -> Tensor:
         return torch.linspace(self.beta_start**0.5, self.beta_end**0.5, self.num_steps, dtype=torch.float64) ** 2
@@ -150,7 +149,9 @@ class CosineSchedule(Schedule):
         return (-torch.expm1(self._uncapped(edges).diff())).clamp(max=self.max_beta)
 
     def closed_form(self, t: Tensor) -> Tensor:
-        return self._uncapped(t).clamp(min=self._floor)
+        before_last, start = ((time + self.offset) / (1 + self.offset) for time in (1 - 1 / self.num_steps, 0))
+        root = math.cos(math.pi / 2 * before_last) / math.cos(math.pi / 2 * start)
+        return self._uncapped(t).clamp(min=2 * math.log(root) + math.log1p(-self.max_beta))
 
     def _uncapped(self, t: Tensor) -> Tensor:
         # cos(a+d)/cos(a) = 1 − 2·sin²(d/2) − tan(a)·sin(d): exact for small d, where the quotient of cosines is not.
@@ -159,18 +160,8 @@ class CosineSchedule(Schedule):
         loss = 2 * torch.sin(angle / 2) ** 2 + math.tan(start) * torch.sin(angle)
         return 2 * torch.log1p(-loss.clamp(max=1))
 
-    @property
-    def _floor(self) -> float:
-        before_last, start = ((t + self.offset) / (1 + self.offset) for t in (1 - 1 / self.num_steps, 0))
-        root = math.cos(math.pi / 2 * before_last) / math.cos(math.pi / 2 * start)
-        return 2 * math.log(root) + math.log1p(-self.max_beta)
 
-
-SCHEDULES: dict[str, type[Schedule]] = {
-    "linear": LinearSchedule,
-    "cosine": CosineSchedule,
-    "sqrt-linear": SqrtLinearSchedule,
-}
+SCHEDULES = {"linear": LinearSchedule, "cosine": CosineSchedule, "sqrt-linear": SqrtLinearSchedule}
 
 
 def build_schedule(name: str, *, time: Time = "discrete", num_steps: int = 1000) -> Schedule:
@@ -183,8 +174,3 @@ def build_schedule(name: str, *, time: Time = "discrete", num_steps: int = 1000)
         closest = difflib.get_close_matches(name, SCHEDULES, n=1, cutoff=0)[0]
         raise ValueError(f"no schedule {name!r}; did you mean {closest!r}? Known: {', '.join(SCHEDULES)}")
     return SCHEDULES[name](time=time, num_steps=num_steps)
-
-
-def _check_betas(start: float, end: float) -> None:
-    if not 0 < start <= end < 1:
-        raise ValueError(f"betas need 0 < beta_start ≤ beta_end < 1, got {start} and {end}")

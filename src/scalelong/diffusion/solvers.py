@@ -30,9 +30,9 @@ Generators = list[torch.Generator]
 
 
 class Solver(ABC):
-    """One way from noise to images, whose state is x_t of Eq. 1. It evaluates the network at `indices`, in this order.
+    """One way from noise to images, whose state is x_t of Eq. 1.
 
-    `indices` count the schedule's `times`; `done` are the steps that are finished.
+    It evaluates the network at `indices` of the schedule's `times`, in this order; `done` steps are finished.
     """
 
     def __init__(self, indices: list[int]) -> None:
@@ -60,7 +60,7 @@ class SchedulerSolver(Solver):
         self.scheduler, self.random = scheduler, random
 
     def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
-        # With a list, diffusers draws from one generator after another. Those without noise do not take the argument.
+        # With a list, diffusers samples from one generator after another. Those without noise take no such argument.
         given = {"generator": generators} if self.random else {}
         index = self.scheduler.timesteps[self.done]
         self.done += 1
@@ -88,27 +88,24 @@ class EulerSolver(Solver):
         super().__init__(indices)
         # Paper: a step of β(t)·Δt; here: the integral of β over the step, because it is the same to first order and
         # is known for schedules in discrete time, too.
-        log_signal = torch.log1p(-process.schedule.betas).cumsum(0)[indices]
-        self.tau = [-value for value in log_signal.tolist()] + [0.0]
+        self.tau = [*(-process.schedule.log_alphas_cumprod[indices]).tolist(), 0.0]
 
-    def advance(self) -> tuple[float, float]:
-        """τ of the step that begins here, and its length."""
+    def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
+        if self.done == len(self.tau) - 2:
+            return x0
         tau, following = self.tau[self.done : self.done + 2]
         self.done += 1
-        return tau, tau - following
+        return self.advance(x0, state, tau, tau - following, generators)
 
-    @property
-    def is_last(self) -> bool:
-        return self.done == len(self.tau) - 2
+    @abstractmethod
+    def advance(self, x0: Tensor, state: Tensor, tau: float, length: float, generators: Generators) -> Tensor:
+        """The state after a step of this length from τ, which is not the last."""
 
 
 class EulerMaruyama(EulerSolver):
     """x ← x + (x/2 + s)·Δτ + sqrt(Δτ)·z: the paper's sampler, with 1000 steps in continuous time."""
 
-    def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
-        if self.is_last:
-            return x0
-        tau, length = self.advance()
+    def advance(self, x0: Tensor, state: Tensor, tau: float, length: float, generators: Generators) -> Tensor:
         mean = state + (state / 2 + score(x0, state, tau)) * length
         return mean + math.sqrt(length) * sample_noise(state.shape[1:], generators).to(state.device)
 
@@ -116,10 +113,7 @@ class EulerMaruyama(EulerSolver):
 class EulerFlow(EulerSolver):
     """x ← x + (x + s)/2·Δτ."""
 
-    def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
-        if self.is_last:
-            return x0
-        tau, length = self.advance()
+    def advance(self, x0: Tensor, state: Tensor, tau: float, length: float, generators: Generators) -> Tensor:
         return state + (state + score(x0, state, tau)) * (length / 2)
 
 
@@ -132,19 +126,16 @@ class HeunFlow(EulerSolver):
         self.before: tuple[Tensor, Tensor, float] | None = None
 
     def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
-        if self.before is not None:
-            start, slope, length = self.before
-            self.before = None
-            return start + (slope + self._slope(x0, state)) * (length / 2)
-        if self.is_last:
-            return x0
-        slope = self._slope(x0, state)
-        _, length = self.advance()
+        if self.before is None:
+            return super().step(x0, state, generators)
+        start, slope, length = self.before
+        self.before = None
+        return start + (slope + (state + score(x0, state, self.tau[self.done])) / 2) * (length / 2)
+
+    def advance(self, x0: Tensor, state: Tensor, tau: float, length: float, generators: Generators) -> Tensor:
+        slope = (state + score(x0, state, tau)) / 2
         self.before = state, slope, length
         return state + slope * length
-
-    def _slope(self, x0: Tensor, state: Tensor) -> Tensor:
-        return (state + score(x0, state, self.tau[self.done])) / 2
 
 
 def score(x0: Tensor, noisy: Tensor, tau: float) -> Tensor:
@@ -224,7 +215,7 @@ def solver_indices(process: DiffusionProcess, steps: int) -> list[int]:
 
 def sigmas_at(process: DiffusionProcess, indices: list[int]) -> Tensor:
     """σ = sqrt((1−ᾱ)/ᾱ) at the indices, and the 0 where the last step ends. Shape: (len(indices) + 1,), float32."""
-    log_signal = torch.log1p(-process.schedule.betas).cumsum(0)[indices]
+    log_signal = process.schedule.log_alphas_cumprod[indices]
     return torch.cat([torch.expm1(-log_signal).sqrt(), log_signal.new_zeros(1)]).float()
 
 
@@ -235,9 +226,9 @@ def build_scheduler(name: str, process: DiffusionProcess, **options: Any) -> Any
     except ImportError as error:
         raise ImportError("sampling uses the solvers of diffusers: pip install 'scalelong[train]'") from error
     betas = process.schedule.betas.tolist()
-    kind = getattr(diffusers, name)
+    given = {"num_train_timesteps": len(betas), "trained_betas": betas, "prediction_type": "sample"}
     with without_numpy_warnings():
-        return kind(num_train_timesteps=len(betas), trained_betas=betas, prediction_type="sample", **options)
+        return getattr(diffusers, name)(**given, **options)
 
 
 def set_grid(scheduler: Any, visited: Tensor, sigmas: Tensor) -> None:
@@ -247,8 +238,7 @@ def set_grid(scheduler: Any, visited: Tensor, sigmas: Tensor) -> None:
     """
     with without_numpy_warnings():
         scheduler.set_timesteps(len(visited))
-    scheduler.timesteps, scheduler.sigmas = visited, sigmas
-    scheduler.num_inference_steps = len(visited)
+    scheduler.timesteps, scheduler.sigmas, scheduler.num_inference_steps = visited, sigmas, len(visited)
     # Else the place is looked up by the time, which may stand there twice.
     scheduler.set_begin_index(0)
 

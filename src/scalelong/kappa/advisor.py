@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from ..diffusion import DiffusionProcess, Prediction, Schedule, noise_predictor
 from ..diffusion.samplers import Predictor
 from ..skips import SkipSite, constant_coefficients, find_skips, surviving_share
-from ..skips.absorb import MOSTLY
+from ..skips.readers import MOSTLY
 from ..theory.input_norms import InputNorms, measure_inputs
 from ..theory.laws import sum_of_squares
 from .block_gain import BlockGain, measure_gain

@@ -1,25 +1,36 @@
-"""Scale the long skips of a model in place, undo it, or fold it into the weights."""
+"""Scale the long skips of a model in place, or its residual branches; undo it, or fold it into the weights."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .absorb import warn_if_absorbed
 from .find import ExampleInputs, choose_sites, refuse_wrapped
-from .fuse import Preserved, Slice, cannot_fold, foldable_slices
-from .hooks import NAME, NormOutputHook, attached_hooks, detach_hooks, held_scaling, plan_hooks, scaled_networks
-from .methods import METHODS, SkipScaling
+from .hooks import (
+    NAME,
+    NetworkHook,
+    NormOutputHook,
+    attached_hooks,
+    detach_hooks,
+    held_scaling,
+    plan_hooks,
+    scaled_networks,
+)
+from .methods import METHODS
+from .readers import Preserved, foldable_slices, warn_if_absorbed
+from .scaling import KeptBuffers, SkipScaling, innermost
 from .site import SkipSite
 
 Model = TypeVar("Model", bound=nn.Module)
 Method = str | type[SkipScaling] | SkipScaling
+BLOCK_NAME = "block_scaling"
 
 
 def scale_skips(
@@ -59,7 +70,8 @@ def scale_skips(
     check_scaling(scaling, chosen)
     planned = [pair for site in chosen for pair in plan_hooks(network, site, scaling, where)]
     with weights_restored(model):
-        preserved = plan_preservation(network, chosen, scaling, where) if preserve else []
+        slices = foldable_slices(network, chosen, scaling, where) if preserve else []
+        preserved = [Preserved(network, part) for part in slices]
     if where == "input":
         warn_if_absorbed(network, chosen, scaling.constants())
     indices = ",".join(str(index) for index in sorted(site.index for site in chosen))
@@ -69,7 +81,7 @@ def scale_skips(
     network.add_module(NAME, scaling.train(network.training))
     for module, hook in planned:
         hook.attach(module)
-        hook.preserved = [part for part in preserved if part.index == hook.site.index]
+        hook.preserved = [part for part in preserved if part.part.index == hook.site.index]
     for part in preserved:
         part.divide(network)
     return model
@@ -98,67 +110,41 @@ def fuse_skips(model: Model) -> Model:
         hooks = [hook for _, hook in attached_hooks(network)]
         sites = list({hook.site.index: hook.site for hook in hooks}.values())
         where = "after-norm" if any(isinstance(hook, NormOutputHook) for hook in hooks) else "input"
-        for part, coefficient, _ in folds(network, sites, scaling, where):
-            part.of(network).mul_(coefficient)
+        for part in foldable_slices(network, sites, scaling, where):
+            part.of(network).mul_(part.coefficient)
         remove(network)
     return model
 
 
 def restore_weights(model: nn.Module) -> None:
     """Undo the divisions of `preserve=True`."""
-    for network, scaling, part in preserved_weights(model):
-        constants = scaling.constants()
-        part.restore(network, part.coefficient if constants is None else constants[part.index - 1].item())
+    for network, scaling, preserved in preserved_weights(model):
+        preserved.restore(network, scaling.constants())
 
 
 @contextmanager
 def weights_restored(model: nn.Module) -> Iterator[None]:
     """The model with the weights it has when unscaled, for a while: what an earlier `preserve=True` divided is back."""
-    divided = [(part.part.of(network), part.part.of(network).clone()) for network, _, part in preserved_weights(model)]
+    divided = [preserved.part.of(network) for network, _, preserved in preserved_weights(model)]
+    before = [weights.clone() for weights in divided]
     restore_weights(model)
     try:
         yield
     finally:
-        for weights, values in divided:
+        for weights, values in zip(divided, before, strict=True):
             weights.copy_(values)
 
 
 def preserved_weights(model: nn.Module) -> Iterator[tuple[nn.Module, SkipScaling, Preserved]]:
     """Every weight slice that an earlier `preserve=True` divided, once, with its network and scaling."""
     for network, scaling in scaled_networks(model):
-        for part in {id(part): part for _, hook in attached_hooks(network) for part in hook.preserved}.values():
-            yield network, scaling, part
+        for preserved in {id(part): part for _, hook in attached_hooks(network) for part in hook.preserved}.values():
+            yield network, scaling, preserved
 
 
 def remove(network: nn.Module) -> None:
     detach_hooks(network)
     delattr(network, NAME)
-
-
-def folds(
-    network: nn.Module, sites: Sequence[SkipSite], scaling: SkipScaling, where: str
-) -> list[tuple[Slice, float, int]]:
-    """Every weight slice to multiply, its coefficient and its skip; raises before anything is changed."""
-    constants = scaling.constants()
-    if constants is None:
-        raise cannot_fold(sites[0], f"the coefficients of {type(scaling).__name__} depend on the input")
-    found, users = [], {}
-    for site in sites:
-        for part in foldable_slices(network, site, where):
-            other = users.setdefault(id(network.get_parameter(part.path)), site)
-            if other is not site:
-                raise cannot_fold(site, f"skip {other.index} is read by the same weight, {part.path}")
-            found.append((part, constants[site.index - 1].item(), site.index))
-    return found
-
-
-def plan_preservation(
-    network: nn.Module, sites: Sequence[SkipSite], scaling: SkipScaling, where: str
-) -> list[Preserved]:
-    parts = folds(network, sites, scaling, where)
-    if any(coefficient == 0 for _, coefficient, _ in parts):
-        raise ValueError("preserve=True cannot divide weights by a coefficient of 0; start from another init=")
-    return [Preserved(network, part, coefficient, index) for part, coefficient, index in parts]
 
 
 def make_scaling(
@@ -177,11 +163,9 @@ def make_scaling(
         allowed = ", ".join(accepted) or "none"
         closest = hint(unknown[0], accepted)
         raise ValueError(f"method {method!r} has no option {unknown[0]!r}. Its options: {allowed}.{closest}")
-    if kind is None:
-        return None
     if "num_skips" in accepted and num_skips is not None:
         options = {"num_skips": num_skips} | options
-    return kind(sites, **options)
+    return None if kind is None else kind(sites, **options)
 
 
 def method_class(method: Method) -> type[SkipScaling] | None:
@@ -200,16 +184,14 @@ def hint(name: str, known: list[str]) -> str:
 
 def check_scaling(scaling: SkipScaling, sites: Sequence[SkipSite]) -> None:
     """Raise if the scaling was made for fewer skips, or has constants that are no finite numbers."""
-    name, needed = type(scaling).__name__, max(site.index for site in sites)
+    name, needed = type(scaling).__name__, innermost(sites)
     if scaling.num_skips < needed:
         raise ValueError(f"this {name} was made for {scaling.num_skips} skips, but skip {needed} is to be scaled")
-    constants = scaling.constants()
+    constants, wanted = scaling.constants(), scaling.num_skips
     if constants is None or constants.is_meta:
         return
-    if constants.shape != (scaling.num_skips,) or not constants.isfinite().all():
-        raise ValueError(
-            f"{name} needs one finite coefficient for each of {scaling.num_skips} skips, got {constants.tolist()}"
-        )
+    if constants.shape != (wanted,) or not constants.isfinite().all():
+        raise ValueError(f"{name} needs one finite coefficient for each of {wanted} skips, got {constants.tolist()}")
 
 
 def refuse_taken_name(network: nn.Module) -> None:
@@ -234,8 +216,72 @@ def follow_model(scaling: SkipScaling, consumer: nn.Module) -> None:
     Constants stay in float32: a buffer takes no part in sharding, and a small kappa_N would be rounded.
     """
     like = next((p for p in consumer.parameters() if p.is_floating_point()), None)
-    if like is None:
-        return
-    scaling.to(like.device)
-    for parameter in scaling.parameters():
-        parameter.data = parameter.data.to(like.dtype)
+    if like is not None:
+        scaling.to(like.device)
+        for parameter in scaling.parameters():
+            parameter.data = parameter.data.to(like.dtype)
+
+
+class BlockScaling(KeptBuffers):
+    """One factor per residual branch, x + factor·f(x): the constant tau, or learnable from 0 (ReZero)."""
+
+    def __init__(self, branches: int, tau: float | None) -> None:
+        super().__init__()
+        if tau is None:
+            self.factors = nn.Parameter(torch.zeros(branches))
+        else:
+            self.register_buffer("factors", torch.full((branches,), float(tau), device="cpu"))
+
+
+class BranchHook(NetworkHook):
+    """Forward hook on a residual branch."""
+
+    def __init__(self, network: nn.Module, scaling: BlockScaling, branch: int) -> None:
+        super().__init__(network, BLOCK_NAME, scaling)
+        self.branch = branch
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output * self.held.factors[self.branch]
+
+
+def scale_blocks(model: Model, method: str, *, tau: float | None = None) -> Model:
+    """Scale every residual branch of a U-ViT: "rezero" (learnable from 0) or "stable" (the constant `tau`).
+
+    These are the controls of the paper's Table 3, not its method.
+    """
+    refuse_wrapped(model)
+    check_method(method, tau)
+    branches = residual_branches(model)
+    unscale_blocks(model)
+    scaling = BlockScaling(len(branches), tau).to(next(model.parameters()).device)
+    model.add_module(BLOCK_NAME, scaling)
+    for number, branch in enumerate(branches):
+        hook = BranchHook(model, scaling, number)
+        hook.handle = branch.register_forward_hook(hook)
+    return model
+
+
+def unscale_blocks(model: Model) -> Model:
+    """Remove what `scale_blocks` added; does nothing on a plain model."""
+    if isinstance(model._modules.get(BLOCK_NAME), BlockScaling):
+        detach_hooks(model, BranchHook)
+        delattr(model, BLOCK_NAME)
+    return model
+
+
+def check_method(method: str, tau: float | None) -> None:
+    if method not in ("rezero", "stable"):
+        raise ValueError(f'unknown block scaling {method!r}; use "rezero" or "stable" (with tau=0.1 or 0.3)')
+    if method == "rezero" and tau is not None:
+        raise ValueError('tau belongs to "stable"; "rezero" learns its factors from 0')
+    if method == "stable" and (tau is None or not math.isfinite(tau) or tau <= 0):
+        raise ValueError(f'"stable" needs tau, a positive number such as 0.1 or 0.3, got {tau}')
+
+
+def residual_branches(model: nn.Module) -> list[nn.Module]:
+    """The attention and MLP of every block of a U-ViT, in forward order."""
+    if not all(hasattr(model, name) for name in ("in_blocks", "mid_block", "out_blocks")):
+        raise ValueError(f"scale_blocks is for UViT; {type(model).__name__} has no in_blocks, mid_block and out_blocks")
+    blocks = [*model.get_submodule("in_blocks").children(), model.get_submodule("mid_block")]
+    blocks += model.get_submodule("out_blocks").children()
+    return [block.get_submodule(name) for block in blocks for name in ("attn", "mlp")]

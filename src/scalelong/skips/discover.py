@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from itertools import takewhile
 from math import inf, prod
 from operator import and_
 
-from .record import Call, Record, Value
+from .record import Call, Record
 from .site import Channels
 
 
 @dataclass(frozen=True)
 class Join:
-    """Where a value meets a later one that was made from the same origin.
+    """Where a value meets a later one that was made from the same origin, the latest that both were made from.
 
-    `origin` is the latest value that both were made from, usually the skip itself. `scope` is the innermost call around
-    the join that contains the trunk's whole way from there: a residual block for its own sum, the UNet for a long skip.
+    `scope` is the innermost call around the join that contains the trunk's whole way from the origin: a residual block
+    for its own sum, the UNet for a long skip.
     """
 
     origin: int
@@ -28,10 +27,6 @@ class Join:
     result: int
     channels: Channels | None
     scope: Call
-
-    @property
-    def span(self) -> int:
-        return self.result - self.origin
 
 
 Chain = tuple[Join, ...]
@@ -57,7 +52,8 @@ def all_joins(record: Record) -> Iterator[Join]:
         for part in value.parts:
             origin = latest_common(record, part.value, trunk)
             if part.value != trunk and origin is not None:
-                scope = scope_of(record, origin, trunk, result)
+                first = next(record.way_between(origin, trunk))
+                scope = next(outer for outer in record.call_of(result).outward() if outer.start <= first)
                 yield Join(origin, part.value, trunk, result, part.channels, scope)
 
 
@@ -67,66 +63,41 @@ def trunk_likeness(record: Record, part: int, shared: int) -> tuple[float, int]:
     `shared` is what all parts were made from. A skip may be projected, gated or refined on its way, but keeps its size.
     """
     lineage, dims = record.lineage(part), len(record.values[part].shape)
-    own = (record.values[n].shape for n in bits(lineage & ~shared))
+    own = (record.values[n].shape for n in range(part + 1) if (lineage & ~shared) >> n & 1)
     sizes = [prod(shape[2:]) for shape in own if len(shape) == dims > 3 and prod(shape[2:]) > 1]
     return -min(sizes, default=inf), lineage.bit_count()
 
 
-def bits(mask: int) -> Iterator[int]:
-    return (n for n in range(mask.bit_length()) if mask >> n & 1)
-
-
 def latest_common(record: Record, skip: int, trunk: int) -> int | None:
     """The latest value that both were made from and that carries the model's main input."""
-    common = record.lineage(skip) & record.lineage(trunk)
-    main = main_input(record)
-    while common:
-        latest = common.bit_length() - 1
-        # Skip and trunk may share an embedding of the time or a text as well; that is not what was skipped.
-        if record.depends(latest, on=main):
-            return latest
-        common ^= 1 << latest
-    return None
+    common, main = record.lineage(skip) & record.lineage(trunk), main_input(record)
+    # Skip and trunk may share an embedding of the time or a text as well; that is not what was skipped.
+    shared = (n for n in reversed(range(common.bit_length())) if common >> n & 1 and record.depends(n, on=main))
+    return next(shared, None)
 
 
 def main_input(record: Record) -> int:
     """The input that is denoised, not a condition: the first of those that look most like the output."""
-    inputs = takewhile(lambda value: value.operation == "input", record.values)
 
-    def likeness(value: Value) -> tuple[bool, int, int]:
-        equal = sum(size == other for size, other in zip(value.shape[::-1], record.output[::-1], strict=False))
-        return len(value.shape) == len(record.output), len(value.shape), equal
+    def likeness(number: int) -> tuple[bool, int, int]:
+        shape = record.values[number].shape
+        equal = sum(size == other for size, other in zip(shape[::-1], record.output[::-1], strict=False))
+        return len(shape) == len(record.output), len(shape), equal
 
-    return max(enumerate(inputs), key=lambda item: likeness(item[1]))[0]
-
-
-def scope_of(record: Record, origin: int, trunk: int, result: int) -> Call:
-    first = next(way_between(record, origin, trunk))
-    return next(outer for outer in call_of(record, result).outward() if outer.start <= first)
-
-
-def call_of(record: Record, value: int) -> Call:
-    call = record.values[value].call
-    assert call is not None, "operations are recorded inside the model's own call"
-    return call
-
-
-def way_between(record: Record, origin: int, value: int) -> Iterator[int]:
-    """The values through which `value` was made from `origin`, in order of birth."""
-    lineage = record.lineage(value)
-    return (n for n in range(origin + 1, value + 1) if lineage >> n & 1 and record.depends(n, origin))
+    return max((n for n, value in enumerate(record.values) if value.operation == "input"), key=likeness)
 
 
 def drop_reused(record: Record, joins: list[Join]) -> list[Join]:
     """Without origins that are joined again and again, as in a DenseNet; repeating the same block is no new join."""
     places: dict[tuple[Call, int], dict[int, Call]] = defaultdict(dict)
     for join in joins:
-        places[join.scope, join.origin][join.result] = call_of(record, join.result)
+        places[join.scope, join.origin][join.result] = record.call_of(join.result)
 
-    def repeats_one_block(calls: Collection[Call]) -> bool:
+    def joined_once(join: Join) -> bool:
+        calls = places[join.scope, join.origin].values()
         return len({call.module for call in calls}) == 1 and len(set(calls)) == len(calls)
 
-    return [join for join in joins if repeats_one_block(places[join.scope, join.origin].values())]
+    return [join for join in joins if joined_once(join)]
 
 
 def best_chain(record: Record, joins: list[Join], at_least: int) -> Chain:
@@ -136,21 +107,17 @@ def best_chain(record: Record, joins: list[Join], at_least: int) -> Chain:
         depth = len(list(chain[-1].scope.outward()))
         return len(chain) > 1, -depth, *size(chain)
 
-    chains = [chain for chain in longest_chains(record, joins) if len(chain) >= at_least]
-    return max((chain for chain in chains if spans_the_model(record, chain)), key=rank, default=())
-
-
-def longest_chains(record: Record, joins: list[Join]) -> list[Chain]:
-    """For each join the longest chain that it encloses, itself included."""
+    # For each join the longest chain that it encloses, itself included.
     chains: list[Chain] = []
     for outer in sorted(joins, key=lambda join: (join.result, -join.origin)):
         inner = (chain for chain in chains if encloses(record, outer, chain[-1]))
         chains.append((*max(inner, key=size, default=()), outer))
-    return chains
+    long = (chain for chain in chains if len(chain) >= at_least and spans_the_model(record, chain))
+    return max(long, key=rank, default=())
 
 
 def size(chain: Chain) -> tuple[int, int]:
-    return len(chain), sum(join.span for join in chain)
+    return len(chain), sum(join.result - join.origin for join in chain)
 
 
 def encloses(record: Record, outer: Join, inner: Join) -> bool:
@@ -181,5 +148,5 @@ def dips(record: Record, join: Join) -> bool:
     shape = record.values[join.result].shape
     last = join.channels is not None and join.channels.dim == -1
     place = slice(1, -1) if last else slice(2, None)
-    way = (record.values[n].shape for n in way_between(record, join.origin, join.trunk))
+    way = (record.values[n].shape for n in record.way_between(join.origin, join.trunk))
     return any(len(seen) == len(shape) and prod(seen[place]) < prod(shape[place]) for seen in way)

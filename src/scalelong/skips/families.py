@@ -1,11 +1,7 @@
-"""Where the known model families join their long skips: one function per family.
+"""Where the known model families join their long skips: one function per family. See CONTRIBUTING.md to add one.
 
-To add a family:
-1. Write a function here that yields the fields of a `SkipSite` without its index, in the order in which the forward
-   pass joins the skips (innermost first), and nothing for a model of another family. Recognise the family by class name
-   and structure; never import its library. `concatenated` makes the fields of most skips. Add it to `FAMILIES`.
-2. Add a small model to tests/families/zoo.py, with what its long skips are known to be: all laws then run on it.
-3. Add a row to the table of docs/models.md.
+A function yields the fields of each `SkipSite` without its index, in the order in which the forward pass joins the
+skips (innermost first), and nothing for a model of another family. It never imports the family's library.
 """
 
 from __future__ import annotations
@@ -44,23 +40,20 @@ def concatenated(module: Any, path: str, trunk: int, total: int, readers: tuple[
     `readers` are the parts of the module that read the concatenation first; `fields` replace those worked out here.
     """
     joined = Channels(trunk, total)
-    common = {
-        "consumer": path,
-        "entry": joined,
-        "width": len(joined),
-        "absorbed": any(is_norm(module.get_submodule(reader)) for reader in readers),
-        "readers": tuple(f"{path}.{reader}" for reader in readers),
-        "joined": joined,
-    }
-    return common | fields
+    absorbed = any(is_norm(module.get_submodule(reader)) for reader in readers)
+    paths = tuple(f"{path}.{reader}" for reader in readers)
+    common = {"consumer": path, "entry": joined, "width": len(joined), "absorbed": absorbed, "readers": paths}
+    return common | {"joined": joined} | fields
 
 
 def concatenated_tokens(block: Any, path: str, trunk: int, total: int, reader: str, tokens: int) -> Fields:
     """Fields of a skip of tokens, argument `skip` of a block that concatenates it on the last dimension."""
-    joined = Channels(trunk, total, dim=-1)
-    return concatenated(
-        block, path, trunk, total, (reader,), entry=argument(block, "skip"), width=tokens, joined=joined
-    )
+    fields = {"entry": argument(block, "skip"), "width": tokens, "joined": Channels(trunk, total, dim=-1)}
+    return concatenated(block, path, trunk, total, (reader,), **fields)
+
+
+def takes(module: nn.Module, name: str) -> bool:
+    return name in inspect.signature(module.forward).parameters
 
 
 def uvit(model: Any) -> Iterator[Fields]:
@@ -86,10 +79,9 @@ def diffusers_unet(model: Any) -> Iterator[Fields]:
     if not blocks or not all(takes(block, "res_hidden_states_tuple") for block in blocks):
         return
     if is_a(model, "UNet1DModel"):
-        for i, block in enumerate(blocks):
-            yield unet1d_site(block, f"up_blocks.{i}")
+        yield from (unet1d_site(block, f"up_blocks.{i}") for i, block in enumerate(blocks))
     else:
-        deepest = model.mid_block if getattr(model, "mid_block", None) is not None else model.down_blocks[-1]
+        deepest = getattr(model, "mid_block", None) or model.down_blocks[-1]
         yield from tuple_sites(blocks, "res_hidden_states_tuple", resnet_channels(deepest.resnets[-1]))
 
 
@@ -97,22 +89,13 @@ def monai_diffusion_unet(model: Any) -> Iterator[Fields]:
     """MONAI DiffusionModelUNet: the list `res_hidden_states_list` of an up block, its last item first."""
     if not is_a(model, "DiffusionModelUNet"):
         return
-    deepest = model.middle_block.resnet_2.out_channels
-    yield from tuple_sites(list(model.up_blocks), "res_hidden_states_list", deepest)
-
-
-def takes(module: nn.Module, name: str) -> bool:
-    return name in inspect.signature(module.forward).parameters
+    yield from tuple_sites(list(model.up_blocks), "res_hidden_states_list", model.middle_block.resnet_2.out_channels)
 
 
 def resnet_channels(resnet: Any) -> int:
     """What a resnet puts out: its last convolution's channels, since K-blocks end with fewer than `out_channels`."""
-    return base(inner_resnet(resnet)[0].conv2).out_channels
-
-
-def inner_resnet(resnet: Any) -> tuple[Any, str]:
-    """The block that reads the joined features first, and its path below `resnet` (video blocks wrap a spatial one)."""
-    return (resnet.spatial_res_block, "spatial_res_block.") if hasattr(resnet, "spatial_res_block") else (resnet, "")
+    # The blocks of a video model wrap a spatial one.
+    return base(getattr(resnet, "spatial_res_block", resnet).conv2).out_channels
 
 
 def tuple_sites(blocks: list[Any], name: str, trunk: int) -> Iterator[Fields]:
@@ -120,10 +103,11 @@ def tuple_sites(blocks: list[Any], name: str, trunk: int) -> Iterator[Fields]:
     for i, block in enumerate(blocks):
         uses_last_item_only = is_a(block, "KUpBlock2D", "KCrossAttnUpBlock2D")
         for j, resnet in enumerate(block.resnets):
-            inner, below = inner_resnet(resnet)
+            inner = getattr(resnet, "spatial_res_block", resnet)
             total = getattr(inner, "in_channels", None) or inner.channels
             if total > trunk and (j == 0 or not uses_last_item_only):
-                readers = tuple(f"resnets.{j}.{below}{reader}" for reader in resnet_readers(inner))
+                below = f"resnets.{j}" if inner is resnet else f"resnets.{j}.spatial_res_block"
+                readers = tuple(f"{below}.{reader}" for reader in resnet_readers(inner))
                 entry = argument(block, name, item=-1 - j)
                 yield concatenated(block, f"up_blocks.{i}", trunk, total, readers, entry=entry, absorbed=True)
             trunk = resnet_channels(resnet)
@@ -145,10 +129,9 @@ def unet1d_site(block: Any, path: str) -> Fields:
     first = block.resnets[0]
     conv, shortcut = ("conv_in.conv1d", "residual_conv") if hasattr(first, "conv_in") else ("conv_1", "conv_skip")
     total = base(first.get_submodule(conv)).in_channels
+    in_order = [f"resnets.0.{name}" for name, _ in first.named_modules() if name in (conv, shortcut)]
     has_shortcut = not isinstance(getattr(first, shortcut, nn.Identity()), nn.Identity)
-    in_order = [name for name, _ in first.named_modules() if name in (conv, shortcut)]
-    readers = tuple(f"resnets.0.{name}" for name in in_order) if has_shortcut else ()
-    entry = argument(block, "res_hidden_states_tuple", item=-1)
+    readers, entry = tuple(in_order) if has_shortcut else (), argument(block, "res_hidden_states_tuple", item=-1)
     return concatenated(block, path, total // 2, total, readers, entry=entry)
 
 
@@ -169,12 +152,12 @@ def kandinsky3(model: Any) -> Iterator[Fields]:
         return
     trunk = 0
     for i, block in enumerate(model.up_blocks):
-        first = block.resnets_in[0]
         if i > 0:
-            total = first.resnet_blocks[0].group_norm.norm.num_channels
+            first = block.resnets_in[0]
             grows = not isinstance(first.shortcut_up_sample, nn.Identity)
-            shortcut = "shortcut_up_sample" if grows else "shortcut_projection"
-            readers = ("resnets_in.0.resnet_blocks.0.group_norm", f"resnets_in.0.{shortcut}")
+            shortcut = "resnets_in.0.shortcut_up_sample" if grows else "resnets_in.0.shortcut_projection"
+            total = first.resnet_blocks[0].group_norm.norm.num_channels
+            readers = ("resnets_in.0.resnet_blocks.0.group_norm", shortcut)
             yield concatenated(block, f"up_blocks.{i}", trunk, total, readers)
         trunk = base(block.resnets_out[-1].resnet_blocks[-1].projection).out_channels
 
@@ -185,9 +168,10 @@ def stable_cascade(model: Any) -> Iterator[Fields]:
         return
     for i, level in enumerate(model.up_blocks):
         block = level[0]
-        mixes = base(block.channelwise[0]) if hasattr(block, "channelwise") else None
-        if mixes is not None and mixes.in_features > base(block.depthwise).out_channels:
-            trunk, total = base(block.depthwise).out_channels, mixes.in_features
+        if not hasattr(block, "channelwise"):
+            continue
+        trunk, total = base(block.depthwise).out_channels, base(block.channelwise[0]).in_features
+        if total > trunk:
             entry = argument(block, "x_skip")
             yield concatenated(block, f"up_blocks.{i}.0", trunk, total, ("channelwise.0",), entry=entry)
 

@@ -7,6 +7,7 @@ import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from torch import Tensor, nn
@@ -99,13 +100,12 @@ def choose_sites(
 ) -> Choice:
     """All skips by default, those of the given indices, or sites written by hand; checked against the model.
 
-    Skips that are found belong to the network that has them, which may lie inside the model that is passed, so that a
-    copy or a checkpoint of that network carries their scaling.
+    Skips that are found belong to the network inside the model that has them: its copies carry their scaling.
     """
     wanted = None if sites is None else list(sites) if isinstance(sites, Iterable) else [sites]
-    if wanted and all(isinstance(site, SkipSite) for site in wanted):
-        network, chosen = model, [site for site in wanted if isinstance(site, SkipSite)]
-        num_skips = max(site.index for site in chosen)
+    by_hand = [site for site in wanted or () if isinstance(site, SkipSite)]
+    if by_hand and by_hand == wanted:
+        network, chosen, num_skips = model, by_hand, max(site.index for site in by_hand)
     else:
         path, found = locate_skips(model, example_inputs)
         network, num_skips = model.get_submodule(path), len(found)
@@ -113,13 +113,18 @@ def choose_sites(
     if not chosen:
         raise ValueError("sites=[] scales nothing; leave it out to scale every skip that find_skips finds")
     chosen = [checked(network, site) for site in chosen]
-    refuse_repeated(network, chosen)
+    for site, other in combinations(chosen, 2):
+        if site.index == other.index or same_place(network, site, other):
+            raise ValueError(
+                f"two sites on one skip: {other.index} at {other.consumer!r} ({other.entry}) and "
+                f"{site.index} at {site.consumer!r} ({site.entry}). Give each skip one site and an index of its own."
+            )
     return Choice(network, chosen, num_skips)
 
 
-def pick(wanted: SkipSite | int, found: Sequence[SkipSite]) -> SkipSite:
+def pick(wanted: Any, found: Sequence[SkipSite]) -> SkipSite:
     try:
-        index = operator.index(wanted)  # type: ignore[arg-type]
+        index = operator.index(wanted)
     except TypeError:
         raise ValueError(f"sites= takes SkipSites, or indices of skips such as [1, 2], not {wanted!r}") from None
     if not 1 <= index <= len(found):
@@ -133,23 +138,9 @@ def checked(network: nn.Module, site: SkipSite) -> SkipSite:
         try:
             network.get_submodule(path)
         except AttributeError:
-            raise ValueError(
-                f"skip {site.index} names the module {path!r}, which {type(network).__name__} does not have; "
-                "see [name for name, _ in model.named_modules()]"
-            ) from None
+            missing = f"skip {site.index} names the module {path!r}, which {type(network).__name__} does not have"
+            raise ValueError(f"{missing}; see [name for name, _ in model.named_modules()]") from None
     return replace(site, absorbed=site.absorbed or any(is_norm(network.get_submodule(path)) for path in site.readers))
-
-
-def refuse_repeated(network: nn.Module, sites: Sequence[SkipSite]) -> None:
-    """Raise if two sites have one index, or one place in the network."""
-    for order, site in enumerate(sites):
-        for other in sites[:order]:
-            if site.index == other.index or same_place(network, site, other):
-                raise ValueError(
-                    f"two sites on one skip: {site.index} at {site.consumer!r} ({site.entry}) and "
-                    f"{other.index} at {other.consumer!r} ({other.entry}). "
-                    "Give each skip one site and an index of its own."
-                )
 
 
 def same_place(network: nn.Module, site: SkipSite, other: SkipSite) -> bool:
@@ -171,30 +162,27 @@ def refuse_wrapped(model: nn.Module) -> None:
         names = {kind.__name__ for kind in type(module).__mro__}
         if "DataParallel" in names:
             raise in_data_parallel(type(model).__name__)
-        wrapper = next((label for name, label in WRAPPERS.items() if name in names), None)
-        if wrapper is None and getattr(module, "_compiled_call_impl", None) is not None:
-            wrapper = "torch.compile"
-        if wrapper is not None:
-            raise already_wrapped(model, wrapper)
+        found = [label for name, label in WRAPPERS.items() if name in names]
+        if found or getattr(module, "_compiled_call_impl", None) is not None:
+            raise already_wrapped(model, *found[:1])
     # A module does not know that torch.compile was given it; a second look after collecting spares a dead wrapper.
     if compiled_elsewhere(model):
         gc.collect()
         if compiled_elsewhere(model):
-            raise already_wrapped(model, "torch.compile")
+            raise already_wrapped(model)
 
 
 def refuse_other_objects(model: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"{type(model).__name__} is not a torch module; of a pipeline pass its network, e.g. pipe.unet"
-        )
+        name = type(model).__name__
+        raise ValueError(f"{name} is not a torch module; of a pipeline pass its network, e.g. pipe.unet")
 
 
 def compiled_elsewhere(model: nn.Module) -> bool:
     return any(isinstance(holder, dict) and holder.get("_orig_mod") is model for holder in gc.get_referrers(model))
 
 
-def already_wrapped(model: nn.Module, wrapper: str) -> ValueError:
+def already_wrapped(model: nn.Module, wrapper: str = "torch.compile") -> ValueError:
     return ValueError(
         f"{type(model).__name__} is already wrapped by {wrapper}, which would not see the scaling. "
         f"Scale the plain model first, then apply {wrapper}."

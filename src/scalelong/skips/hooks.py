@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .fuse import Preserved
-from .methods import SkipScaling
+from .readers import Preserved
+from .scaling import SkipScaling
 from .site import Argument, Channels, SkipSite, is_norm
 
 NAME = "skip_scaling"
@@ -55,17 +55,14 @@ class NetworkHook:
 class SkipHook(NetworkHook, ABC):
     """What every hook knows: the site it serves, the scaling that chooses its coefficient, and how it is called."""
 
-    def __init__(
-        self, network: nn.Module, scaling: SkipScaling, site: SkipSite, entry: Argument | Channels, reads: nn.Module
-    ) -> None:
+    def __init__(self, network: nn.Module, scaling: SkipScaling, site: SkipSite, entry: Any, reads: nn.Module) -> None:
         super().__init__(network, NAME, scaling)
-        self.site = site
-        self.entry = entry
+        self.site, self.entry = site, entry
         self.parameters = forward_parameters(reads)
         self.preserved: list[Preserved] = []
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
-        """Called by torch before (or, with the output, after) the forward of the module it is attached to."""
+        """Called by torch before the forward of the module it is attached to, or after it, with the output."""
         if getattr(module, "_is_replica", False):
             raise in_data_parallel(type(module).__name__)
         return self.scale(module, args, kwargs, *output)
@@ -77,9 +74,6 @@ class SkipHook(NetworkHook, ABC):
     def attach(self, module: nn.Module) -> None:
         self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
 
-    def first_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        return args[0] if args else kwargs[self.parameters[0]]
-
     def coefficient(self, skip: Tensor) -> Tensor:
         # Called as a module, so that offloading, sharding and adapters of its parameters take part.
         coefficient = self.held(self.site.index, skip)
@@ -87,10 +81,6 @@ class SkipHook(NetworkHook, ABC):
             return skip.new_tensor(coefficient)
         # A 0-dim tensor does not promote a half-precision skip, and keeps the coefficient's own precision.
         return coefficient if coefficient.ndim == 0 else coefficient.to(skip.dtype)
-
-    def of_joined(self, joined: Tensor, channels: Channels) -> Tensor:
-        """The coefficient of the skip that lies in `channels` of `joined`."""
-        return self.coefficient(joined.narrow(channels.dim, channels.start, len(channels)))
 
 
 class ArgumentHook(SkipHook):
@@ -110,15 +100,14 @@ class ArgumentHook(SkipHook):
         )
 
     def scaled(self, value: Any) -> Any:
-        item = self.entry.item
-        if item is None:
-            return self.scaled_skip(value)
+        if value is None:
+            return None
+        if self.entry.item is None:
+            return value * self.coefficient(value)
         items = list(value)
-        items[item] = self.scaled_skip(items[item])
+        skip = items[self.entry.item]
+        items[self.entry.item] = None if skip is None else skip * self.coefficient(skip)
         return tuple(items) if isinstance(value, tuple) else items
-
-    def scaled_skip(self, skip: Tensor | None) -> Tensor | None:
-        return None if skip is None else skip * self.coefficient(skip)
 
 
 class ChannelsHook(SkipHook):
@@ -126,25 +115,24 @@ class ChannelsHook(SkipHook):
 
     entry: Channels
 
+    def joined_coefficient(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The concatenated input, and the coefficient of the skip in it."""
+        joined = args[0] if args else kwargs[self.parameters[0]]
+        return joined, self.coefficient(joined.narrow(self.entry.dim, self.entry.start, len(self.entry)))
+
     def scale(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
-        joined = self.first_input(args, kwargs)
-        scaled = scale_channels(joined, self.of_joined(joined, self.entry), self.entry)
-        if args:
-            return (scaled, *args[1:]), kwargs
-        return args, kwargs | {self.parameters[0]: scaled}
+        scaled = scale_channels(*self.joined_coefficient(args, kwargs), self.entry)
+        return ((scaled, *args[1:]), kwargs) if args else (args, kwargs | {self.parameters[0]: scaled})
 
 
-class NormOutputHook(SkipHook):
+class NormOutputHook(ChannelsHook):
     """Forward hook: multiplies the skip's channels after the norm, by the coefficient of the skip before it."""
-
-    entry: Channels
 
     def attach(self, module: nn.Module) -> None:
         self.handle = module.register_forward_hook(self, with_kwargs=True)
 
     def scale(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> Any:
-        joined = self.first_input(args, kwargs)
-        return scale_channels(output[0], self.of_joined(joined, self.entry), self.entry)
+        return scale_channels(output[0], self.joined_coefficient(args, kwargs)[1], self.entry)
 
 
 def in_data_parallel(name: str) -> ValueError:
@@ -178,12 +166,10 @@ def plan_hooks(model: nn.Module, site: SkipSite, scaling: SkipScaling, where: st
             f'where="after-norm" needs to know what reads skip {site.index} at {site.consumer!r}, which its site does '
             'not say. Use where="input", or give the site its readers= and joined=; see docs/models.md.'
         )
-    planned: list[tuple[nn.Module, SkipHook]] = []
-    for reader in site.readers:
-        module = model.get_submodule(reader)
-        kind = NormOutputHook if is_norm(module) else ChannelsHook
-        planned.append((module, kind(model, scaling, site, site.joined, module)))
-    return planned
+    readers = [model.get_submodule(reader) for reader in site.readers]
+    kinds = [NormOutputHook if is_norm(module) else ChannelsHook for module in readers]
+    planned = zip(readers, kinds, strict=True)
+    return [(module, kind(model, scaling, site, site.joined, module)) for module, kind in planned]
 
 
 def forward_parameters(module: nn.Module) -> list[str]:

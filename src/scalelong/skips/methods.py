@@ -1,54 +1,21 @@
-"""The scaling methods, one class each: by what is the i-th skip multiplied?
-
-To add a method:
-1. Subclass `SkipScaling` here; `coefficient(index, skip)` is all it must define. A method whose coefficients do not
-   depend on the input returns them from `constants()` as well, or subclasses `ConstantScaling`.
-2. Give it a name in `METHODS` and a row in the table of docs/models.md. Its constructor takes the sites and options.
-3. Write down what it computes in tests/skips/test_methods.py; other tests run over all of `METHODS` by themselves.
-A class can also be passed to `scale_skips` itself, without a name.
-"""
+"""The scaling methods, one class each: by what is the i-th skip multiplied? See CONTRIBUTING.md to add one."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .gates import ACTIVATIONS, Gate, InstanceEnhance, SqueezeExcite, pool_all_but
+from .scaling import ConstantScaling, Sites, SkipScaling, innermost
 from .site import SkipSite
-from .state import Signed
 
-
-class SkipScaling(Signed, ABC):
-    """Chooses the coefficient of every long skip; its parameters and buffers live in the scaled model's state dict.
-
-    >>> class Halve(SkipScaling):
-    ...     def coefficient(self, index, skip):
-    ...         return skip.new_tensor(0.5)
-    """
-
-    def __init__(self, sites: Sequence[SkipSite]) -> None:
-        super().__init__()
-        self.num_skips = innermost(sites)
-
-    @abstractmethod
-    def coefficient(self, index: int, skip: Tensor) -> Tensor | float:
-        """The factor of skip `index` (1 = outermost), a number or a shape that broadcasts over `skip` (B, C, …)."""
-
-    def forward(self, index: int, skip: Tensor) -> Tensor | float:
-        return self.coefficient(index, skip)
-
-    def constants(self) -> Tensor | None:
-        """Coefficients that do not depend on the input, shape (num_skips,), or None if they do."""
-        return None
-
-    def settings(self) -> str:
-        """What must agree, besides the shapes, for weights trained with one scaling to mean the same in another."""
-        return type(self).__name__
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "elu": F.elu, "mish": F.mish}
 
 
 def constant_coefficients(num_skips: int, kappa: float) -> Tensor:
@@ -60,30 +27,10 @@ def constant_coefficients(num_skips: int, kappa: float) -> Tensor:
     return torch.tensor([float(kappa) ** i for i in range(num_skips)], dtype=torch.float32, device="cpu")
 
 
-def innermost(sites: Sequence[SkipSite]) -> int:
-    return max(site.index for site in sites)
-
-
-class ConstantScaling(SkipScaling):
-    """Fixed coefficients, kept in a persistent buffer so that a scaled checkpoint cannot pass for a plain one."""
-
-    coefficients: Tensor
-
-    def __init__(self, sites: Sequence[SkipSite], coefficients: Tensor) -> None:
-        super().__init__(sites)
-        self.register_buffer("coefficients", coefficients)
-
-    def coefficient(self, index: int, skip: Tensor) -> Tensor:
-        return self.coefficients[index - 1]
-
-    def constants(self) -> Tensor | None:
-        return self.coefficients
-
-
 class UniformScaling(ConstantScaling):
     """The same constant at every skip; 1/√2 by default."""
 
-    def __init__(self, sites: Sequence[SkipSite], value: float = 1 / math.sqrt(2)) -> None:
+    def __init__(self, sites: Sites, value: float = 1 / math.sqrt(2)) -> None:
         value = as_number(value, "value")
         require(value > 0, f"value must be positive, got {value}")
         super().__init__(sites, torch.full((innermost(sites),), value, dtype=torch.float32, device="cpu"))
@@ -92,7 +39,7 @@ class UniformScaling(ConstantScaling):
 class CS(ConstantScaling):
     """Constant scaling, kappa_i = kappa^(i-1) (Eq. 8): the outermost skip keeps 1."""
 
-    def __init__(self, sites: Sequence[SkipSite], kappa: float = 0.7) -> None:
+    def __init__(self, sites: Sites, kappa: float = 0.7) -> None:
         coefficients = constant_coefficients(innermost(sites), as_kappa(kappa))
         require(coefficients[-1].item() > 0, f"kappa={kappa} is so small that the innermost coefficient becomes 0")
         super().__init__(sites, coefficients)
@@ -104,7 +51,7 @@ class CSReversed(ConstantScaling):
     `num_skips` is N; by default the innermost skip that is scaled.
     """
 
-    def __init__(self, sites: Sequence[SkipSite], kappa: float = 0.7, num_skips: int | None = None) -> None:
+    def __init__(self, sites: Sites, kappa: float = 0.7, num_skips: int | None = None) -> None:
         curve = constant_coefficients((num_skips or innermost(sites)) + 1, as_kappa(kappa))
         require(curve[-1].item() > 0, f"kappa={kappa} is so small that the outermost coefficient becomes 0")
         super().__init__(sites, curve[1:].flip(0)[: innermost(sites)].contiguous())
@@ -113,7 +60,7 @@ class CSReversed(ConstantScaling):
 class Learnable(SkipScaling):
     """One plain learnable number per skip (Table 2), from `init`."""
 
-    def __init__(self, sites: Sequence[SkipSite], init: float = 1.0) -> None:
+    def __init__(self, sites: Sites, init: float = 1.0) -> None:
         super().__init__(sites)
         self.coefficients = nn.Parameter(torch.full((self.num_skips,), as_number(init, "init"), dtype=torch.float32))
 
@@ -127,7 +74,7 @@ class Learnable(SkipScaling):
 class LearnedKappa(SkipScaling):
     """CS whose single kappa in (0, 1] is trained, so that it need not be picked by hand; `init` is its start."""
 
-    def __init__(self, sites: Sequence[SkipSite], init: float = 0.7) -> None:
+    def __init__(self, sites: Sites, init: float = 0.7) -> None:
         super().__init__(sites)
         # kappa = exp(-|decay|) reaches 1 without a sigmoid's vanishing gradient, and bounces back from it.
         # One number with a dimension of its own: fully_shard refuses parameters that have none.
@@ -135,18 +82,78 @@ class LearnedKappa(SkipScaling):
 
     @property
     def kappa(self) -> Tensor:
-        return torch.exp(-self._size())
+        return self._power(1)
 
-    def _size(self) -> Tensor:
+    def _power(self, steps: int | Tensor) -> Tensor:
         decay = self.decay[0]
-        return torch.where(decay < 0, -decay, decay)
+        return torch.exp(-steps * torch.where(decay < 0, -decay, decay))
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
-        return torch.exp(-(index - 1) * self._size())
+        return self._power(index - 1)
 
     def constants(self) -> Tensor | None:
-        steps = torch.arange(self.num_skips, device=self.decay.device)
-        return torch.exp(-steps * self._size()).detach()
+        return self._power(torch.arange(self.num_skips, device=self.decay.device)).detach()
+
+
+class Linear32(nn.Linear):
+    """A Linear that computes in float32 whatever the precision of its weights."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.float(), self.bias.float())
+
+
+class Gate(nn.Module, ABC):
+    """The calibration network ζ of learned scaling: pooled skip (B, W) in, coefficients in (0, 1) of that shape out.
+
+    It computes in float32 whatever the model's precision: a pooled value in half precision can overflow, and a
+    coefficient near 0 or 1 would be rounded away.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    @abstractmethod
+    def logits(self, pooled: Tensor) -> Tensor:
+        """The coefficients before the sigmoid, in float32."""
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        if pooled.shape[1] != self.width:
+            raise ValueError(
+                f"this gate weighs {self.width} positions but the skip has {pooled.shape[1]}: the resolution changed. "
+                'Use scale_skips(..., "ls", gate="channels"), which does not depend on it.'
+            )
+        with nullcontext() if pooled.is_meta else torch.autocast(pooled.device.type, enabled=False):
+            return torch.sigmoid(self.logits(pooled))
+
+
+class SqueezeExcite(Gate):
+    """The squeeze-and-excitation MLP W → W/ratio → W of Eq. 9."""
+
+    def __init__(self, width: int, ratio: int, activation: str, init: float | None) -> None:
+        super().__init__(width)
+        hidden = max(width // ratio, 1)
+        self.activation = activation
+        self.squeeze = Linear32(width, hidden)
+        self.excite = Linear32(hidden, width)
+        if init is not None:
+            nn.init.zeros_(self.excite.weight)
+            nn.init.constant_(self.excite.bias, logit(init))
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        return self.excite(ACTIVATIONS[self.activation](self.squeeze(pooled)))
+
+
+class InstanceEnhance(Gate):
+    """A scale and a shift for each position of the pooled skip."""
+
+    def __init__(self, width: int, init: float | None) -> None:
+        super().__init__(width)
+        self.scale = nn.Parameter(torch.zeros(width))
+        self.shift = nn.Parameter(torch.full((width,), 0.0 if init is None else logit(init)))
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        return pooled * self.scale.float() + self.shift.float()
 
 
 class LS(SkipScaling):
@@ -158,12 +165,7 @@ class LS(SkipScaling):
     """
 
     def __init__(
-        self,
-        sites: Sequence[SkipSite],
-        ratio: int = 16,
-        activation: str = "relu",
-        init: float | None = None,
-        gate: str = "width",
+        self, sites: Sites, ratio: int = 16, activation: str = "relu", init: float | None = None, gate: str = "width"
     ) -> None:
         require(isinstance(ratio, int) and ratio >= 1, f"ratio must be a positive integer, got {ratio}")
         require(activation in ACTIVATIONS, f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
@@ -185,7 +187,6 @@ class LS(SkipScaling):
         return f"{type(self).__name__} {self.activation} gate={self.gate}"
 
     def gate_name(self, site: SkipSite, width: int) -> str:
-        """The name of the gate that serves a site."""
         return f"width{width}"
 
     def make_gate(self, width: int) -> Gate:
@@ -193,7 +194,10 @@ class LS(SkipScaling):
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
         dim = self.dims[index] % skip.ndim
-        weights = self.gates[self.gate_names[index]](pool_all_but(skip, dim))
+        others = [d for d in range(1, skip.ndim) if d != dim]
+        # Global average pooling in float32; shape (B, skip.shape[dim]).
+        pooled = skip.mean(dim=others, dtype=torch.float32) if others else skip.float()
+        weights = self.gates[self.gate_names[index]](pooled)
         shape = [1] * skip.ndim
         shape[0], shape[dim] = weights.shape
         return weights.view(shape).to(skip.dtype)
@@ -209,7 +213,7 @@ class LSIndividual(LS):
 class IE(LS):
     """Instance enhancement (Table 2): a per-channel scale and shift of the pooled value, then a sigmoid."""
 
-    def __init__(self, sites: Sequence[SkipSite], init: float | None = None, gate: str = "width") -> None:
+    def __init__(self, sites: Sites, init: float | None = None, gate: str = "width") -> None:
         super().__init__(sites, init=init, gate=gate)
 
     def make_gate(self, width: int) -> Gate:
@@ -219,14 +223,13 @@ class IE(LS):
 class RMSNormed(SkipScaling):
     """The skip divided by the root mean square of its channels at each position, times one learnable gain per skip."""
 
-    def __init__(self, sites: Sequence[SkipSite], init: float = 1.0) -> None:
+    def __init__(self, sites: Sites, init: float = 1.0) -> None:
         super().__init__(sites)
         self.dims = {site.index: site.channel_dim for site in sites}
         self.gain = nn.Parameter(torch.full((self.num_skips,), as_number(init, "init"), dtype=torch.float32))
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
-        dim = self.dims[index]
-        precision = torch.promote_types(skip.dtype, torch.float32)
+        dim, precision = self.dims[index], torch.promote_types(skip.dtype, torch.float32)
         norm = torch.linalg.vector_norm(skip, dim=dim, keepdim=True, dtype=precision)
         mean_square = norm.square() / skip.shape[dim]
         return (self.gain[index - 1] * torch.rsqrt(mean_square + 1e-6)).to(skip.dtype)
@@ -262,7 +265,10 @@ def as_number(value: Any, name: str) -> float:
 
 
 def as_kappa(value: Any, name: str = "kappa") -> float:
-    number = as_number(value, name)
-    advice = "the paper's range is 0.5 to 0.95, and 1 changes nothing"
+    number, advice = as_number(value, name), "the paper's range is 0.5 to 0.95, and 1 changes nothing"
     require(0 < number <= 1, f"{name} must lie in (0, 1], got {value!r}; {advice}")
     return number
+
+
+def logit(share: float) -> float:
+    return math.log(share / (1 - share))

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,10 @@ class Part(NamedTuple):
 
     value: int
     channels: Channels | None
+
+
+Parts = tuple[Part, ...]
+Dims = tuple[int, ...]
 
 
 @dataclass(eq=False)
@@ -63,8 +69,8 @@ class Value:
     ancestors: int
     shape: torch.Size
     call: Call | None
-    parts: tuple[Part, ...] = ()
-    order: tuple[int, ...] = ()
+    parts: Parts = ()
+    order: Dims = ()
     """The input's dimensions in the order of the output's, of an operation that only reorders them."""
 
 
@@ -86,12 +92,24 @@ class Record:
         """Whether `value` was computed from `on`, or is it."""
         return bool(self.lineage(value) >> on & 1)
 
+    def paths(self) -> dict[nn.Module, str]:
+        return {module: path for path, module in self.model.named_modules()}
+
+    def call_of(self, value: int) -> Call:
+        call = self.values[value].call
+        assert call is not None, "operations are recorded inside the model's own call"
+        return call
+
+    def way_between(self, origin: int, value: int) -> Iterator[int]:
+        """The values through which `value` was made from `origin`, in order of birth."""
+        lineage = self.lineage(value)
+        return (n for n in range(origin + 1, value + 1) if lineage >> n & 1 and self.depends(n, origin))
+
 
 class Recorder(TorchDispatchMode):
     """Numbers every tensor that an operation makes or changes while the mode is active.
 
-    Operations are watched below autograd, so that scripted functions and `torch.concat`, `+=` and their like are all
-    seen as the few operations they come down to.
+    It watches below autograd, where scripted functions, `torch.concat`, `+=` and their like come down to few of them.
     """
 
     def __init__(self, record: Record) -> None:
@@ -103,7 +121,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        inputs = self.numbers_of((args, kwargs))
+        inputs = [self.numbers[tensor] for tensor in tensors_in((args, kwargs)) if tensor in self.numbers]
         operation = func.overloadpacket.__name__
         parts, order = self.parts_of(operation, args, kwargs), order_of(operation, args)
         output = func(*args, **kwargs)
@@ -114,17 +132,10 @@ class Recorder(TorchDispatchMode):
         return output
 
     def number(
-        self,
-        tensor: Tensor,
-        operation: str,
-        inputs: Sequence[int] = (),
-        parts: tuple[Part, ...] = (),
-        order: tuple[int, ...] = (),
+        self, tensor: Tensor, operation: str, inputs: Sequence[int] = (), parts: Parts = (), order: Dims = ()
     ) -> None:
         values = self.record.values
-        ancestors = 0
-        for value in self.carried(operation, inputs):
-            ancestors |= self.record.lineage(value)
+        ancestors = reduce(or_, map(self.record.lineage, self.carried(operation, inputs)), 0)
         values.append(Value(operation, tuple(inputs), ancestors, tensor.shape, self.call, parts, order))
         self.numbers[tensor] = len(values) - 1
         # Writing into a slice changes the tensor that was sliced, too.
@@ -137,18 +148,14 @@ class Recorder(TorchDispatchMode):
             return inputs
         return [value for value in inputs if self.record.values[value].operation not in GATES] or inputs
 
-    def numbers_of(self, arguments: Any) -> list[int]:
-        return [self.numbers[tensor] for tensor in tensors_in(arguments) if tensor in self.numbers]
-
-    def parts_of(self, operation: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Part, ...]:
+    def parts_of(self, operation: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parts:
         """The values that a concatenation of channels, or a sum of equal shapes, joins; empty for all else."""
         if operation == "cat":
             return tuple(self.concatenated(args[0], kwargs.get("dim", args[1] if len(args) > 1 else 0)))
-        if operation not in ("add", "add_") or not all(isinstance(arg, Tensor) for arg in args[:2]):
+        terms = [arg for arg in args[:2] if isinstance(arg, Tensor)]
+        if operation not in ("add", "add_") or len(terms) < 2 or terms[0].shape != terms[1].shape:
             return ()
-        if args[0].shape != args[1].shape:
-            return ()
-        return tuple(Part(self.numbers[arg], None) for arg in args[:2] if arg in self.numbers)
+        return tuple(Part(self.numbers[term], None) for term in terms if term in self.numbers)
 
     def concatenated(self, tensors: Sequence[Tensor], dim: int) -> Iterator[Part]:
         ndim = max(tensor.ndim for tensor in tensors)
@@ -165,18 +172,16 @@ class Recorder(TorchDispatchMode):
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of every module."""
-        arguments: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
-        given = [place for key, argument in arguments.items() for place in self.places(key, argument)]
+        arguments = [*enumerate(args), *kwargs.items()]
+        given = [place for key, argument in arguments for place in self.places(key, argument)]
         self.call = Call(module, self.call, len(self.record.values), given)
         self.record.calls.append(self.call)
 
     def places(self, key: int | str, argument: Any) -> Iterator[Given]:
-        if isinstance(argument, Tensor) and argument in self.numbers:
-            yield Given(key, None, self.numbers[argument])
-        if isinstance(argument, (tuple, list)):
-            for position, item in enumerate(argument):
-                if isinstance(item, Tensor) and item in self.numbers:
-                    yield Given(key, position - len(argument), self.numbers[item])
+        items = argument if isinstance(argument, (tuple, list)) else [argument]
+        for position, item in enumerate(items):
+            if isinstance(item, Tensor) and item in self.numbers:
+                yield Given(key, None if item is argument else position - len(items), self.numbers[item])
 
     def leave(self, module: nn.Module, *_: Any) -> None:
         """Forward hook of every module."""
@@ -188,7 +193,7 @@ class Recorder(TorchDispatchMode):
                 return
 
 
-def order_of(operation: str, args: tuple[Any, ...]) -> tuple[int, ...]:
+def order_of(operation: str, args: tuple[Any, ...]) -> Dims:
     """How a permute or a transpose reorders the dimensions; empty for all else."""
     if operation not in ("permute", "transpose"):
         return ()
@@ -224,12 +229,8 @@ def record_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Put the model into evaluation mode; afterwards restore every module's mode, the buffers and the random state."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    tables = [(module._buffers, dict(module._buffers)) for module, _ in modes]
+    copies = {buffer: buffer.detach().clone() for buffer in model.buffers()}
     gpus = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
     with torch.random.fork_rng(devices=list(gpus)):
         try:
@@ -240,9 +241,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         finally:
             for module, training in modes:
                 module.training = training
-            for module, name, buffer, saved in buffers:
-                if module._buffers[name] is not buffer:
-                    module._buffers[name] = buffer
+            for table, before in tables:
+                table.update(before)
+            for buffer, saved in copies.items():
                 if not buffer.is_meta and not torch.equal(buffer, saved):
                     buffer.copy_(saved)
 
@@ -251,9 +252,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Every tensor in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
+    elif isinstance(value, (tuple, list, Mapping)):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(item)

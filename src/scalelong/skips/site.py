@@ -14,10 +14,9 @@ LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.Con
 
 @dataclass(frozen=True)
 class Argument:
-    """The skip arrives as an argument of the consumer, or as one item of a tuple or list argument.
+    """The skip arrives as an argument of the consumer, or as one item of it, counted from the end: -1 is the last.
 
     `position` counts the positional arguments after `self`; `name` is the keyword, for callers that use it.
-    `item` counts from the end, as the tuples of diffusers do: -1 is the last item.
     """
 
     position: int | None = None
@@ -100,10 +99,8 @@ class SkipSite:
 
     def below(self, prefix: str) -> SkipSite:
         """The same site seen from a parent that holds the model under the name `prefix`."""
-        if not prefix:
-            return self
-        readers = tuple(f"{prefix}.{reader}" for reader in self.readers)
-        return replace(self, consumer=f"{prefix}.{self.consumer}", readers=readers)
+        consumer, *readers = (f"{prefix}.{path}" if prefix else path for path in (self.consumer, *self.readers))
+        return replace(self, consumer=consumer, readers=tuple(readers))
 
 
 def as_argument(module: nn.Module, key: int | str, item: int | None = None) -> Argument:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 
-from .discover import Join, call_of, long_skips, way_between
+from .discover import Join, long_skips
 from .record import Call, Record, record_forward
 from .site import LINEAR, Argument, Channels, SkipSite, as_argument, is_norm, number_from_innermost, runs_as
 
@@ -27,27 +27,20 @@ def trace_skips(model: nn.Module, example_inputs: Any) -> list[SkipSite]:
     `example_inputs` is a tensor, a tuple of positional or a dict of keyword arguments. The model runs in evaluation
     mode without gradients; it and the random state are left as they were.
     """
-    record = record_forward(model, *as_call(example_inputs))
+    if not isinstance(example_inputs, (Tensor, tuple, list, Mapping)):
+        raise ValueError(
+            f"example_inputs is a {type(example_inputs).__name__}. "
+            "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments."
+        )
+    args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    by_name = isinstance(example_inputs, Mapping)
+    record = record_forward(model, () if by_name else args, example_inputs if by_name else {})
     return number_from_innermost([site_of(record, join) for join in long_skips(record)])
-
-
-def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The positional and the keyword arguments that the example inputs stand for."""
-    if isinstance(example_inputs, Mapping):
-        return (), example_inputs
-    if isinstance(example_inputs, Tensor):
-        return (example_inputs,), {}
-    if isinstance(example_inputs, (tuple, list)):
-        return tuple(example_inputs), {}
-    raise ValueError(
-        f"example_inputs is a {type(example_inputs).__name__}. "
-        "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments."
-    )
 
 
 def site_of(record: Record, join: Join) -> dict[str, Any]:
     """Fields of the join's `SkipSite`, without its index."""
-    paths = module_paths(record)
+    paths = record.paths()
     consumer, entry = find_entry(record, join)
     value = join.skip if isinstance(entry, Channels) else call_values(consumer)[entry]
     reading = find_readings(record, join)
@@ -68,47 +61,40 @@ def arrives_unchanged(record: Record, value: int, join: Join) -> bool:
     """Whether what enters is what is concatenated, at most cropped, cast or multiplied by a constant on its way."""
     if join.channels is None:
         return False
-    dim, way = join.channels.dim, [record.values[n] for n in way_between(record, value, join.skip)]
+    dim, way = join.channels.dim, [record.values[n] for n in record.way_between(value, join.skip)]
     plain = all(step.operation in CROPS and len(step.inputs) == 1 for step in way)
     return plain and all(step.shape[dim] == record.values[value].shape[dim] for step in way)
 
 
 def only_joined(record: Record, consumer: Call, value: int, join: Join) -> bool:
     """Whether nothing in the consumer's call reads what enters there beside the join, so that its readers are all."""
-    way = {value, *way_between(record, value, join.skip)}
+    way = {value, *record.way_between(value, join.skip)}
     inside = range(consumer.start, consumer.end)
     return all(n in way or n == join.result or way.isdisjoint(record.values[n].inputs) for n in inside)
 
 
 def normalised_between(record: Record, value: int, later: int) -> bool:
     """Whether a norm received the value, or what was made of it, on the way to the later one."""
-    way = list(way_between(record, value, later))
-    calls = {call for n in way for call in call_of(record, n).outward()}
-    return any(normalises(call.module) and call.received({value, *way}) for call in calls)
-
-
-def module_paths(record: Record) -> dict[nn.Module, str]:
-    return {module: path for path, module in record.model.named_modules()}
+    way = {value, *record.way_between(value, later)}
+    calls = {call for n in way - {value} for call in record.call_of(n).outward()}
+    return any(normalises(call.module) and call.received(way) for call in calls)
 
 
 def find_entry(record: Record, join: Join) -> Entry:
     """The call through which the skip can be reached by a static hook, and where in its input."""
     entries = [*argument_entries(record, join, {join.skip}), *channel_entries(record, join)]
     # A skip that was cropped or projected next to the join can be scaled before that.
-    entries += argument_entries(record, join, {join.origin, *way_between(record, join.origin, join.skip)})
+    entries += argument_entries(record, join, {join.origin, *record.way_between(join.origin, join.skip)})
     for call, entry in entries:
         if len(entering(record, call.module, entry)) == 1:
             return call, entry
-    if entries:
-        refuse_shared(record, *entries[0])
-    refuse_inline(record, join)
+    raise out_of_reach(record, join, entries)
 
 
 def entering(record: Record, module: nn.Module, entry: Argument | Channels) -> set[int | None]:
     """The values that enter the module there in its calls; None for a call without that argument."""
     argument = as_argument(module, 0) if isinstance(entry, Channels) else entry
-    calls = (call for call in record.calls if call.module is module)
-    return {call_values(call).get(argument) for call in calls}
+    return {call_values(call).get(argument) for call in record.calls if call.module is module}
 
 
 def call_values(call: Call) -> dict[Argument, int]:
@@ -117,7 +103,7 @@ def call_values(call: Call) -> dict[Argument, int]:
 
 def argument_entries(record: Record, join: Join, wanted: set[int]) -> Iterator[Entry]:
     """Calls around the join that received one of the wanted values, innermost first."""
-    for outer in call_of(record, join.result).outward():
+    for outer in record.call_of(join.result).outward():
         for given in outer.given:
             # Where the trunk starts from the same argument, scaling it would scale the trunk as well.
             if given.value in wanted and not feeds(record, given.value, join.trunk, outer):
@@ -134,11 +120,10 @@ def feeds(record: Record, value: int, target: int, call: Call) -> bool:
 def channel_entries(record: Record, join: Join) -> Iterator[Entry]:
     """The call that alone receives the concatenated features, as its first argument."""
     features = copies_of(record, join.result, COPIES)
-    receivers = receivers_of(record, features)
-    if join.channels is None or len(receivers) != 1:
+    receiver, *others = receivers_of(record, features) or [None]
+    if join.channels is None or receiver is None or others:
         return
-    receiver = receivers[0]
-    if receiver is not None and call_values(receiver).get(as_argument(receiver.module, 0)) in features:
+    if call_values(receiver).get(as_argument(receiver.module, 0)) in features:
         yield receiver, join.channels
 
 
@@ -147,7 +132,7 @@ def copies_of(record: Record, result: int, operations: tuple[str, ...]) -> set[i
     found = {result}
     for number, value in enumerate(record.values):
         alone = len(value.inputs) == 1 and value.inputs[0] in found
-        if alone and value.operation in operations and reader_in(call_of(record, number), found) is None:
+        if alone and value.operation in operations and reader_in(record.call_of(number), found) is None:
             found.add(number)
     return found
 
@@ -156,8 +141,8 @@ def receivers_of(record: Record, features: set[int]) -> list[Call | None]:
     """The outermost call that received the features, for every operation that reads them; None for an inline one."""
     found: dict[Call | None, None] = {}
     for reading in readings(record, features):
-        receiving = [call for call in reading.outward() if call.received(features)]
-        found[receiving[-1] if receiving else None] = None
+        receiving = [None, *(call for call in reading.outward() if call.received(features))]
+        found[receiving[-1]] = None
     return list(found)
 
 
@@ -165,7 +150,7 @@ def readings(record: Record, features: set[int]) -> Iterator[Call]:
     """The innermost calls of the operations that read the features, and do not just make another copy of them."""
     for number, value in enumerate(record.values):
         if number not in features and not features.isdisjoint(value.inputs):
-            yield call_of(record, number)
+            yield record.call_of(number)
 
 
 def find_readings(record: Record, join: Join) -> list[Call]:
@@ -194,9 +179,9 @@ def readers_of(record: Record, join: Join, reading: list[Call]) -> list[nn.Modul
 
 def reads_channels(record: Record, join: Join, module: nn.Module, value: int) -> bool:
     """Whether the joined channels are those of the layer that reads them; one that torch does not know is believed."""
-    dim, last = channel_dim(record, join, value), len(record.values[value].shape) - 1
+    dim = channel_dim(record, join, value)
     if runs_as(module, CHANNELS_LAST):
-        return dim == last
+        return dim == len(record.values[value].shape) - 1
     return dim == 1 or not runs_as(module, CHANNELS_FIRST)
 
 
@@ -225,34 +210,33 @@ def normalises(module: nn.Module) -> bool:
     return is_norm(module) and not convolves
 
 
-def refuse_shared(record: Record, consumer: Call, entry: Argument | Channels) -> NoReturn:
-    times = sum(call.module is consumer.module for call in record.calls)
-    raise ValueError(
-        f"a long skip enters {describe(record, consumer.module)} through {entry}, but that module is called {times} "
-        "times in one forward pass with different inputs, which one hook cannot tell apart. "
-        "Give every join a module of its own, or scale the part that runs once."
-    )
-
-
-def refuse_inline(record: Record, join: Join) -> NoReturn:
-    """Raise an error that says why no hook reaches the skip."""
-    place = describe(record, call_of(record, join.result).module)
+def out_of_reach(record: Record, join: Join, entries: list[Entry]) -> ValueError:
+    """An error that says why no hook reaches the skip, or why it cannot be at one of these entries."""
+    if entries:
+        consumer, entry = entries[0]
+        times = sum(call.module is consumer.module for call in record.calls)
+        return ValueError(
+            f"a long skip enters {describe(record, consumer.module)} through {entry}, but that module is called "
+            f"{times} times in one forward pass with different inputs, which one hook cannot tell apart. "
+            "Give every join a module of its own, or scale the part that runs once."
+        )
+    place = describe(record, record.call_of(join.result).module)
     receivers = receivers_of(record, copies_of(record, join.result, COPIES))
+    modules = [describe(record, call.module) for call in receivers if call is not None]
     if join.channels is None:
-        reason = f"{place} adds a long skip inline, and a part of a sum cannot be scaled afterwards"
-    elif len(receivers) > 1 and None not in receivers:
-        names = ", ".join(describe(record, call.module) for call in receivers if call is not None)
-        reason = f"{place} concatenates a long skip inline and {len(receivers)} modules read the result: {names}"
+        reason = "adds a long skip inline, and a part of a sum cannot be scaled afterwards"
     elif None in receivers or not receivers:
-        reason = f"{place} concatenates a long skip inline and reads the result with an operation, not with a module"
+        reason = "concatenates a long skip inline and reads the result with an operation, not with a module"
+    elif len(modules) > 1:
+        reason = f"concatenates a long skip inline and {len(modules)} modules read the result: {', '.join(modules)}"
     else:
-        reason = f"{place} concatenates a long skip inline and does not pass the result as a module's first argument"
-    raise ValueError(
-        f"{reason}. Move the join into a module that receives the skip as an argument, as in "
+        reason = "concatenates a long skip inline and does not pass the result as a module's first argument"
+    return ValueError(
+        f"{place} {reason}. Move the join into a module that receives the skip as an argument, as in "
         "`x = self.decoder[i](x, skip)`, or pass sites=[SkipSite(...)]; see docs/models.md."
     )
 
 
 def describe(record: Record, module: nn.Module) -> str:
-    path = module_paths(record)[module]
+    path = record.paths()[module]
     return f"{path!r} ({type(module).__name__})" if path else f"the forward of {type(module).__name__}"

@@ -7,11 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from families.small import decoder, images, uvit
-from scalelong import (
-    fuse_skips,
-    scale_skips,
-    unscale_skips,
-)
+from scalelong import fuse_skips, scale_skips, unscale_skips
 from scalelong.theory.unet import TheoryUNet
 
 

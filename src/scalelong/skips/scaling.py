@@ -1,19 +1,23 @@
-"""What a scaling keeps in the model's state dict, so that a checkpoint means the same wherever it is loaded."""
+"""What every scaling method is: a module that chooses coefficients, and whose checkpoint means the same everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .site import SkipSite
+
+Sites = Sequence[SkipSite]
+
 
 class KeptBuffers(nn.Module):
     """A module whose buffers come back from the meta device with the values they had before.
 
-    Parameters that leave it are loaded or initialised anew; constants are neither, and `to_empty` would leave them
-    random.
+    Parameters that leave it are loaded or initialised anew; `to_empty` would leave constants random.
     """
 
     def __init__(self) -> None:
@@ -35,15 +39,38 @@ class KeptBuffers(nn.Module):
         return self
 
 
-class Signed(KeptBuffers):
-    """A module that says in the state dict, as text, how it was made; weights that say otherwise are refused."""
+class SkipScaling(KeptBuffers, ABC):
+    """Chooses the coefficient of every long skip; its parameters and buffers live in the scaled model's state dict.
+
+    The state dict also says, as text, how the model was scaled; weights that say otherwise are refused.
+
+    >>> class Halve(SkipScaling):
+    ...     def coefficient(self, index, skip):
+    ...         return skip.new_tensor(0.5)
+    """
 
     signature: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, sites: Sites) -> None:
         super().__init__()
+        self.num_skips = innermost(sites)
         self.signed_as = ""
         self.register_buffer("signature", as_signature(self.signed_as))
+
+    @abstractmethod
+    def coefficient(self, index: int, skip: Tensor) -> Tensor | float:
+        """The factor of skip `index` (1 = outermost), a number or a shape that broadcasts over `skip` (B, C, …)."""
+
+    def forward(self, index: int, skip: Tensor) -> Tensor | float:
+        return self.coefficient(index, skip)
+
+    def constants(self) -> Tensor | None:
+        """Coefficients that do not depend on the input, shape (num_skips,), or None if they do."""
+        return None
+
+    def settings(self) -> str:
+        """What must agree, besides the shapes, for weights trained with one scaling to mean the same in another."""
+        return type(self).__name__
 
     def sign(self, text: str) -> None:
         self.signed_as, self.signature = text, as_signature(text)
@@ -54,6 +81,26 @@ class Signed(KeptBuffers):
         if theirs is not None and theirs != ours:
             error_messages.append(f"the weights were scaled as {theirs!r}, this model as {ours!r}: scale it alike")
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class ConstantScaling(SkipScaling):
+    """Fixed coefficients, kept in a persistent buffer so that a scaled checkpoint cannot pass for a plain one."""
+
+    coefficients: Tensor
+
+    def __init__(self, sites: Sites, coefficients: Tensor) -> None:
+        super().__init__(sites)
+        self.register_buffer("coefficients", coefficients)
+
+    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+        return self.coefficients[index - 1]
+
+    def constants(self) -> Tensor | None:
+        return self.coefficients
+
+
+def innermost(sites: Sites) -> int:
+    return max(site.index for site in sites)
 
 
 def as_signature(text: str) -> Tensor:
