@@ -23,8 +23,9 @@ from scalelong.kappa.advisor import LOWEST, KappaAdvice, KappaBand, kappa_band, 
 from scalelong.kappa.recipe import joined, recipe_start, repeated
 from scalelong.models import UViT
 from scalelong.theory import TheoryUNet, measure_inputs
+from scalelong.theory.input_norms import cifar10_images
 from scalelong.theory.laws import sum_of_squares
-from scalelong.theory.verify_inputs import cifar10_images, verify_inputs
+from scalelong.theory.verify import verify_inputs
 
 TINY = (
     *("model.embed_dim=16", "model.depth=4", "model.num_heads=2", "data.validation_count=10"),

@@ -37,14 +37,14 @@ def theory(
         import matplotlib  # noqa: F401  # Asked for before minutes of work are spent.
     with user_errors():
         from ..theory.figures import draw_theory
-        from ..theory.verify import FULL, QUICK, verify_theory
-        from ..theory.verify_inputs import measure_datasets, verify_inputs
+        from ..theory.input_norms import measure_datasets
+        from ..theory.verify import FULL, QUICK, verify_inputs, verify_theory
 
         datasets = measure_datasets(cifar10, seed=seed)
         found = verify_theory(QUICK if quick else FULL, seed=seed)
         checks = [*found.checks, *verify_inputs(datasets)]
         print_checks(checks)
-        figures = draw_theory(found.curves, datasets, out)
+        figures = draw_theory(found, datasets, out)
     print_line(f"figures: {', '.join(map(str, figures))}")
     broken = [check for check in checks if not check.passed]
     print_line(f"{len(checks) - len(broken)} of {len(checks)} checks passed", style="bold")
