@@ -38,13 +38,12 @@ def kappa(
             import matplotlib  # noqa: F401
     with user_errors():
         from ..config import load_recipe
+        from ..kappa.advisor import draw_advice
         from ..kappa.recipe import advise_recipe
 
         config = load_recipe(recipe, overrides or [])
         advice = advise_recipe(config)
         if figure is not None:
-            from ..kappa.figure import draw_advice
-
             draw_advice(advice, figure)
     if json:
         typer.echo(json_format.dumps(advice.summary(), indent=2, ensure_ascii=False))
