@@ -59,7 +59,6 @@ def test_the_solved_kappa_has_the_wanted_sum_of_squares(num_skips: int, share: f
 
 def test_a_target_that_no_kappa_reaches_gives_the_nearer_end() -> None:
     assert kappa_band(4, 0.9, 7.0) == KappaBand(0.0, 1.0)
-    assert 0.5 in kappa_band(4, 0.9, 7.0) and 1.1 not in kappa_band(4, 0.9, 7.0)
 
 
 @pytest.mark.parametrize("arguments", [(0, 1.2, 5), (4, 5, 1.2), (4, 0, 5)])
@@ -127,7 +126,7 @@ def advice_for(model: TheoryUNet, **options: Any) -> KappaAdvice:
 
 def test_a_gain_of_1_leaves_kappa_in_the_middle_of_the_band_of_the_measured_ratios() -> None:
     advice = advice_for(unet_of_gain(1.0))
-    assert advice.band == kappa_band(6, advice.norms.ratio_of_means, advice.norms.quantile(0.97))
+    assert advice.band == kappa_band(6, advice.norms.ratio_of_means, advice.norms.ratios.quantile(0.97).item())
     assert advice.kappa == round((advice.band.low + advice.band.high) / 2, 2)
     assert (advice.where, advice.surviving, advice.num_skips) == ("input", 1.0, 6)
 

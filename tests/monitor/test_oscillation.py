@@ -117,7 +117,7 @@ def look(finder: Finder, step: int, features: dict[str, float], swings: dict[str
     numbers = {f"block/{name}/feature": features.get(name, 1.0) for name in BLOCKS}
     moved = {f"block/{name}/feature": value for name, value in swings.items()}
     moved |= {"skip1/share": skips.get("one", 0.0), "skip2/share": skips.get("two", 0.0)}
-    finder.update(step, numbers, oscillation=moved, swings=moved, order=BLOCKS)
+    finder.update(step, numbers, moved, moved, order=BLOCKS)
 
 
 def test_the_origin_is_the_first_of_the_forward_pass_that_moves_half_as_much_as_the_limit() -> None:

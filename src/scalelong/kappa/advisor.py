@@ -1,4 +1,4 @@
-"""The κ advisor: what κ the user's own data, schedule and network ask for (Section 4.1, Theorem 3.4), and its figure."""
+"""The κ advisor: what the user's own data, schedule and network ask for (Section 4.1, Theorem 3.4), and its figure."""
 
 from __future__ import annotations
 
@@ -40,9 +40,6 @@ class KappaBand:
 
     low: float
     high: float
-
-    def __contains__(self, kappa: float) -> bool:
-        return self.low <= kappa <= self.high
 
 
 def kappa_band(num_skips: int, low: float = 1.22, high: float = PAPER_LIMIT) -> KappaBand:

@@ -54,9 +54,6 @@ class InputNorms:
     def share_below(self, limit: float) -> float:
         return (self.ratios < limit).double().mean().item()
 
-    def quantile(self, share: float) -> float:
-        return self.ratios.quantile(share).item()
-
 
 def measure_inputs(
     images: Tensor, schedule: Schedule, *, prediction: Prediction = "epsilon", generator: Generator
