@@ -130,7 +130,8 @@ class SkipHooks:
 
     def _read_skip(self, site: SkipSite, first: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Read what the consumer is called with; `first` is the first parameter of its forward."""
-        trunk, entry = args[0] if args else kwargs.get(first), site.entry
+        trunk: Any = args[0] if args else kwargs.get(first)
+        entry = site.entry
         if isinstance(entry, Argument):
             return self._read_argument(site, entry, trunk, args, kwargs)
         self.sums.add_features(f"skip{site.index}/feature", energies(part(trunk, entry)))

@@ -31,8 +31,8 @@ KEEP = 1000
 """Readings that are kept; the older ones can only be had by writing them in time."""
 
 UNSEEN = (
-    "SkipMonitor saw no training pass through {name}: it was compiled after the monitor was made, or another copy of it "
-    "is trained. Monitor the model that is trained, uncompiled."
+    "SkipMonitor saw no training pass through {name}: it was compiled after the monitor was made, or another copy of "
+    "it is trained. Monitor the model that is trained, uncompiled."
 )
 
 
