@@ -259,5 +259,5 @@ def test_a_conditional_recipe_is_measured_with_its_images_labels_whatever_the_ba
     labelled = ("labels.classes=10", "data.label_column=label")
     start = recipe_start(load_recipe("digits", [*TINY, f"training.batch_size={batch_size}", *labelled]), most=6)
     assert start.predict(start.images[:2].repeat(3, 1, 1, 1), torch.zeros(6)).shape == (6, 1, 8, 8)
-    labels = Condition(labels=torch.tensor([5, 7]))
+    labels = Condition(labels=torch.tensor([5])).followed_by(Condition(labels=torch.tensor([7])))
     assert repeated(labels, 5).labels.tolist() == [5, 7, 5, 7, 5]  # type: ignore[union-attr]
