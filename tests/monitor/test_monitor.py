@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from monitor_cases import (
-    loss_of,
-    read_one_step,
-    scaled,
-    skips_of,
-    train_step,
-    uvit,
-)
+from monitor_cases import loss_of, read_one_step, scaled, skips_of, train_step, uvit
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode

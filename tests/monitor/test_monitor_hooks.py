@@ -25,8 +25,7 @@ from torch import Tensor
 
 from scalelong import AbsorbedScalingWarning, unscale_skips
 from scalelong.monitor import SkipMonitor
-from scalelong.monitor.processes import Processes
-from scalelong.monitor.readings import Sums
+from scalelong.monitor.readings import Processes, Sums
 
 METHODS = ("none", "cs", "ls")
 pytestmark = pytest.mark.filterwarnings(f"ignore::{AbsorbedScalingWarning.__module__}.AbsorbedScalingWarning")

@@ -6,13 +6,7 @@ import copy
 
 import pytest
 import torch
-from monitor_cases import (
-    NETWORKS,
-    batch,
-    number,
-    read_one_step,
-    scaled,
-)
+from monitor_cases import NETWORKS, batch, number, read_one_step, scaled
 from torch import Tensor, nn
 
 from scalelong import AbsorbedScalingWarning

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from scalelong import scale_skips
 from scalelong.cli.app import app
-from scalelong.theory import InputNorms, TheoryUNet, verify, verify_inputs
+from scalelong.theory import InputNorms, TheoryUNet, laws, verify
 from scalelong.theory.figures import draw_theory
+from scalelong.theory.input_norms import measure_datasets
 from scalelong.theory.laws import feature_norm, feature_spread
-from scalelong.theory.networks import (
-    Networks,
+from scalelong.theory.unet import (
     feature_norms,
     forward,
     gradient_norms,
@@ -40,19 +40,17 @@ def quick() -> verify.Verification:
 
 @pytest.fixture(scope="module")
 def datasets() -> dict[str, InputNorms]:
-    return verify_inputs.measure_datasets()
+    return measure_datasets()
 
 
 def seeded(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
 
 
-def module_of(networks: Networks, which: int) -> TheoryUNet:
+def module_of(networks: Tensor, which: int) -> TheoryUNet:
     """One sample as the model of the package, with its skips scaled by CS."""
-    model = TheoryUNet(networks.width, len(networks.encoders), block_depth=len(networks.middle))
-    blocks = [*zip(model.encoders, networks.encoders, strict=True), (model.middle, networks.middle)]
-    blocks += zip(model.decoders, networks.decoders, strict=True)
-    for block, matrices in blocks:
+    model = TheoryUNet(networks.shape[-1], len(networks) // 2, block_depth=networks.shape[1])
+    for block, matrices in zip([*model.encoders, model.middle, *model.decoders], networks, strict=True):
         for parameter, matrix in zip(block.parameters(), matrices, strict=True):
             parameter.data = matrix[which].clone()
     return scale_skips(model, "cs", kappa=KAPPA)
@@ -66,7 +64,7 @@ def cs(num_skips: int) -> Tensor:
 @pytest.mark.parametrize(("num_skips", "block_depth"), [(1, 1), (3, 2), (4, 3)])
 def test_every_sample_is_a_theory_unet_with_scaled_skips(num_skips: int, block_depth: int) -> None:
     networks = sample_networks(3, 16, num_skips, block_depth=block_depth, generator=seeded())
-    x = unit_inputs(3, 16, seeded(1))
+    x = unit_inputs(networks, seeded(1))
     output = forward(networks, x, cs(num_skips))[0]
     for row in range(3):
         expected = module_of(networks, row)(x[row].T).T
@@ -75,15 +73,15 @@ def test_every_sample_is_a_theory_unet_with_scaled_skips(num_skips: int, block_d
 
 def test_the_sampled_matrices_are_kaimings() -> None:
     networks = sample_networks(50, 64, 2, generator=seeded())
-    entries = torch.cat([matrix.flatten() for matrix in (*networks.middle, *networks.encoders[1])])
+    entries = networks[1:3].flatten()
     assert entries.var().item() == pytest.approx(2 / 64, rel=0.02)
 
 
 def test_the_sampled_gradients_are_those_of_the_module() -> None:
     networks = sample_networks(2, 12, 3, generator=seeded())
-    found = gradient_norms(networks, cs(3).flatten().tolist(), seeded(1))
+    found = gradient_norms(networks, cs(3), seeded(1))
     same = seeded(1)
-    x, v, noise = (unit_inputs(2, 12, same) for _ in range(3))
+    x, v, noise = (unit_inputs(networks, same) for _ in range(3))
     for row in range(2):
         model = module_of(networks, row)
         residual = model(x[row].T).T - noise[row]
@@ -105,9 +103,9 @@ def test_the_largest_change_of_linear_networks_is_found_by_power_iteration() -> 
 
 
 def test_a_blocks_lipschitz_constant_is_the_product_of_its_spectral_norms() -> None:
-    block = sample_networks(5, 8, 1, generator=seeded()).middle
-    expected = torch.linalg.matrix_norm(block[0], 2) * torch.linalg.matrix_norm(block[1], 2)
-    torch.testing.assert_close(lipschitz(block), expected.double(), rtol=1e-4, atol=0)
+    networks = sample_networks(5, 8, 1, generator=seeded())
+    expected = torch.linalg.matrix_norm(networks, 2).prod(1)
+    torch.testing.assert_close(lipschitz(networks), expected.double(), rtol=1e-4, atol=0)
 
 
 def test_the_spread_of_the_samples_is_the_exact_one() -> None:
@@ -118,8 +116,8 @@ def test_the_spread_of_the_samples_is_the_exact_one() -> None:
 
 
 def test_batches_of_networks_add_up() -> None:
-    assert sum(map(len, sample_batches(1000, 64, 6, seeded()))) == 1000
-    assert [len(networks) for networks in sample_batches(3, 600, 6, seeded())] == [1, 1, 1]
+    assert sum(networks.shape[2] for networks in sample_batches(1000, 64, 6, seeded())) == 1000
+    assert [networks.shape[2] for networks in sample_batches(3, 600, 6, seeded())] == [1, 1, 1]
 
 
 def test_all_laws_hold_on_sampled_networks(quick: verify.Verification) -> None:
@@ -141,10 +139,11 @@ def test_a_feature_law_that_is_off_by_a_tenth_is_broken_in_every_row(
     def wrong(*arguments: Any, **options: Any) -> float:
         return factor * feature_norm(*arguments, **options)
 
-    monkeypatch.setattr(verify, "feature_norm", wrong)
-    for num_skips, width, setting, mean, _, half in quick.curves.forward:
-        root = half / math.sqrt(feature_spread(setting.kappas(num_skips), width=width, gain=setting.gain))
-        assert not verify.check_feature(num_skips, width, setting, 0, mean, root).passed
+    monkeypatch.setattr(laws, "feature_norm", wrong)
+    for num_skips, width, setting, check in quick.forward:
+        spread = feature_spread(setting.kappas(num_skips), width=width, gain=setting.gain)
+        root = (check.half_width or math.nan) / math.sqrt(spread)
+        assert not verify.check_feature(num_skips, width, setting, 0, check.measured, root).passed
 
 
 def test_an_interval_that_is_too_wide_is_no_confirmation() -> None:
@@ -167,25 +166,26 @@ def test_a_share_outside_the_band_above_the_stated_one_breaks_the_law() -> None:
 
 
 def test_a_robustness_bound_that_is_too_small_is_violated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "robustness_bound", lambda kappas, gain, middle: 1.0)
+    monkeypatch.setattr(laws, "robustness_bound", lambda kappas, gain, middle: 1.0)
     sizes = replace(verify.QUICK, robustness=((2, 8, 20),))
-    checks = verify.verify_robustness(sizes, verify.Curves(), seeded())
-    assert checks and not any(check.passed for check in checks)
+    found = verify.Verification()
+    verify.verify_robustness(sizes, found, seeded())
+    assert found.checks and not any(check.passed for check in found.checks)
 
 
 def test_the_robustness_bound_is_tried_on_thousands_of_networks(quick: verify.Verification) -> None:
-    tried = sum(len(ratios) for _, _, ratios in quick.curves.looseness)
+    tried = sum(len(ratios) for _, _, ratios in quick.looseness)
     assert tried >= 2000
-    assert min(ratios.min().item() for _, _, ratios in quick.curves.looseness) >= 1
+    assert min(ratios.min().item() for _, _, ratios in quick.looseness) >= 1
 
 
 def test_the_denoising_loss_has_larger_gradients_than_an_independent_direction(quick: verify.Verification) -> None:
     # The residual contains the network's own output, which its matrices amplify more than a random direction.
-    assert all(denoising > 3 * law for *_, denoising, law in quick.curves.gradient)
+    assert all(denoising > 3 * law for *_, denoising, law in quick.gradient)
 
 
 def test_the_size_of_noised_images_follows_lemma_3_2(datasets: dict[str, InputNorms]) -> None:
-    checks = verify_inputs.verify_inputs(datasets)
+    checks = verify.verify_inputs(datasets)
     assert [check.where.split(",")[0] for check in checks] == ["uniform", "digits"]
     assert all(check.passed for check in checks)
 
@@ -193,13 +193,13 @@ def test_the_size_of_noised_images_follows_lemma_3_2(datasets: dict[str, InputNo
 def test_digits_are_not_uniform_and_break_the_lemma_that_assumes_it(
     datasets: dict[str, InputNorms],
 ) -> None:
-    (check,) = verify_inputs.verify_inputs({"digits": replace(datasets["digits"], second_moment=1 / 3)})
+    (check,) = verify.verify_inputs({"digits": replace(datasets["digits"], second_moment=1 / 3)})
     assert not check.passed
 
 
 def test_all_figures_are_drawn(quick: verify.Verification, datasets: dict[str, InputNorms], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    paths = draw_theory(quick.curves, datasets, tmp_path)
+    paths = draw_theory(quick, datasets, tmp_path)
     names = {"forward", "band", "gradients", "robustness", "inputs"}
     assert {path.name for path in tmp_path.iterdir()} == {f"theory-{name}.png" for name in names}
     assert all(path.stat().st_size > 10_000 for path in paths)

@@ -36,14 +36,14 @@ def theory(
     """
     require("matplotlib")
     from ..theory.figures import draw_theory
-    from ..theory.verify import FULL, QUICK, verify_theory
-    from ..theory.verify_inputs import measure_datasets, verify_inputs
+    from ..theory.input_norms import measure_datasets
+    from ..theory.verify import FULL, QUICK, verify_inputs, verify_theory
 
     datasets = measure_datasets(cifar10, seed=seed)
     found = verify_theory(QUICK if quick else FULL, seed=seed)
     checks = [*found.checks, *verify_inputs(datasets)]
     print_checks(checks)
-    figures = draw_theory(found.curves, datasets, out)
+    figures = draw_theory(found, datasets, out)
     print_line(f"figures: {', '.join(map(str, figures))}")
     passed = sum(check.passed for check in checks)
     print_line(f"{passed} of {len(checks)} checks passed", style="bold")
@@ -86,7 +86,7 @@ def kappa(
     config = load_recipe(recipe, overrides or [])
     advice = advise_recipe(config)
     if figure is not None:
-        from ..kappa.figure import draw_advice
+        from ..kappa.advisor import draw_advice
 
         draw_advice(advice, figure)
     if json:

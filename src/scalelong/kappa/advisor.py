@@ -1,4 +1,4 @@
-"""The κ advisor: what κ the user's own data, schedule and network ask for (Section 4.1 and Theorem 3.4)."""
+"""The κ advisor: what the user's own data, schedule and network ask for (Section 4.1, Theorem 3.4), and its figure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..diffusion import DiffusionProcess, Prediction, Schedule, noise_predictor
 from ..diffusion.samplers import Predictor
 from ..skips import SkipSite, constant_coefficients, find_skips, surviving_share
 from ..skips.readers import MOSTLY
+from ..theory.figures import BLUE, GREEN, GREY, ORANGE, figure
 from ..theory.input_norms import InputNorms, measure_inputs
 from ..theory.laws import sum_of_squares
 from .block_gain import BlockGain, measure_gain
@@ -28,11 +30,6 @@ LOWEST = 0.5
 # The block gain is measured at so many noised images.
 GAIN_IMAGES = 2
 
-NO_LOWER_END = (
-    " Σκ_j² is never below 1, so the targets set no lower end; without its skips a network learns less, and the paper "
-    f"considers no κ below {LOWEST}."
-)
-
 # Values of κ that differ by less do the same.
 DECIMALS = 2
 
@@ -43,9 +40,6 @@ class KappaBand:
 
     low: float
     high: float
-
-    def __contains__(self, kappa: float) -> bool:
-        return self.low <= kappa <= self.high
 
 
 def kappa_band(num_skips: int, low: float = 1.22, high: float = PAPER_LIMIT) -> KappaBand:
@@ -129,44 +123,32 @@ def suggest_kappa(
     images = data if isinstance(data, Tensor) else torch.cat(list(data))
     sites, generator = sites or find_skips(model), Generator().manual_seed(seed)
     norms = measure_inputs(images, schedule, prediction=prediction, generator=generator)
-    process = DiffusionProcess(schedule, prediction)
-    predict = predict or noise_predictor(model)
-    gain = gain_on(model, predict, images[:GAIN_IMAGES], process, sites, generator)
+    x, t = noised_images(images[:GAIN_IMAGES].cpu(), DiffusionProcess(schedule, prediction), generator)
+    like, predict = next(model.parameters()), predict or noise_predictor(model)
+    t = t.to(like.device).repeat(len(sites))
+    gain = measure_gain(model, lambda x: predict(x, t), x.to(like), sites, generator=generator)
     return advise(model, sites, norms, gain)
 
 
-def gain_on(
-    model: nn.Module,
-    predict: Predictor,
-    images: Tensor,
-    process: DiffusionProcess,
-    sites: list[SkipSite],
-    generator: Generator,
-) -> BlockGain:
-    """The block gain at noised images of times that are spread over the schedule. Shape: (B, …)."""
-    like = next(model.parameters())
+def noised_images(images: Tensor, process: DiffusionProcess, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Noised images at times that are spread over the schedule, and the times as the model takes them."""
     times = process.stratified_times(len(images), generator)
     noise = torch.randn(images.shape, generator=generator)
-    x = process.add_noise(images.cpu(), noise, times).to(like)
-    t = process.model_time(times).to(like.device).repeat(len(sites))
-    return measure_gain(model, lambda x: predict(x, t), x, sites, generator=generator)
+    return process.add_noise(images, noise, times), process.model_time(times)
 
 
 def advise(model: nn.Module, sites: list[SkipSite], norms: InputNorms, gain: BlockGain) -> KappaAdvice:
     """The recommendation from what was measured."""
     count, low = len(sites), norms.ratio_of_means
-    high = max(low, norms.quantile(PAPER_SHARE))
+    high = max(low, norms.ratios.quantile(PAPER_SHARE).item())
     band = kappa_band(count, low, high)
     kappa = choose(band, gain, count)
     surviving = surviving_scaling(model, sites, kappa)
     where = "after-norm" if surviving < MOSTLY and all(site.readers and site.joined for site in sites) else "input"
-    reasons = (
-        about_inputs(norms, low, high),
-        about_band(band, low, high, count),
-        about_gain(gain, kappa, band),
-        *about_absorption(surviving, where, kappa),
-    )
-    return KappaAdvice(kappa, where, band, count, low, high, norms, gain, surviving, reasons)
+    reasons = [about_inputs(norms, low, high), about_band(band, low, high, count), about_gain(gain, kappa, band)]
+    if surviving < MOSTLY:
+        reasons.append(about_absorption(surviving, where, kappa))
+    return KappaAdvice(kappa, where, band, count, low, high, norms, gain, surviving, tuple(reasons))
 
 
 def choose(band: KappaBand, gain: BlockGain, num_skips: int) -> float:
@@ -183,8 +165,8 @@ def choose(band: KappaBand, gain: BlockGain, num_skips: int) -> float:
 def surviving_scaling(model: nn.Module, sites: list[SkipSite], kappa: float) -> float:
     """The share of CS that the norms let through: the median over the skips that are scaled, 1 if none is absorbed."""
     constants = constant_coefficients(max(site.index for site in sites), kappa).tolist()
-    absorbed = [site for site in sites if site.absorbed and constants[site.index - 1] != 1]
-    shares = [surviving_share(model, site, constants[site.index - 1]) for site in absorbed]
+    absorbed = [(site, constants[site.index - 1]) for site in sites if site.absorbed]
+    shares = [surviving_share(model, site, constant) for site, constant in absorbed if constant != 1]
     return statistics.median(shares) if shares else 1.0
 
 
@@ -202,28 +184,78 @@ def about_band(band: KappaBand, low: float, high: float, num_skips: int) -> str:
         return "With one skip CS leaves it as it is, whatever κ: consider uniform scaling or LS."
     text = f"The output matches the target's size where Σκ_j² lies between {low:.3g} and {high:.3g}: with N = "
     text += f"{num_skips} skips, κ from {band.low:.3f} to {band.high:.3f}."
-    return text + (NO_LOWER_END if band.low == 0 else "")
+    if band.low > 0:
+        return text
+    text += " Σκ_j² is never below 1, so the targets set no lower end; without its skips a network learns less, and "
+    return text + f"the paper considers no κ below {LOWEST}."
 
 
 def about_gain(gain: BlockGain, kappa: float, band: KappaBand) -> str:
-    size = gain.gain
-    if math.isnan(size):
+    if math.isnan(gain.gain):
         return "The block gain cannot be seen, because the last layer starts at zero: it sets no limit here."
-    text = f"Block gain M_0 = {size:.3g} (Jacobians of the paths through each skip): "
-    if size <= 1 or len(gain.path_gains) == 1:
+    text = f"Block gain M_0 = {gain.gain:.3g} (Jacobians of the paths through each skip): "
+    if gain.gain <= 1 or len(gain.path_gains) == 1:
         return text + "every κ ≤ 1 keeps Theorem 3.4's bound from growing with N."
     text += f"κ ≤ 1/M_0 = {gain.largest_kappa:.3f} keeps κ·M_0, and with it Theorem 3.4's bound, from growing with N"
-    if gain.largest_kappa < band.low:
-        return text + f", which the band does not reach; κ = {kappa} is its lower end."
-    return text + "."
+    reached = gain.largest_kappa >= band.low
+    return text + ("." if reached else f", which the band does not reach; κ = {kappa} is its lower end.")
 
 
-def about_absorption(surviving: float, where: str, kappa: float) -> list[str]:
-    if surviving >= MOSTLY:
-        return []
-    text = (
-        f"The norms that read the skips cancel constants: {surviving:.1%} of κ = {kappa} would survive them (median), "
-        "the rest acts only through the shortcut beside the norm. "
-    )
+def about_absorption(surviving: float, where: str, kappa: float) -> str:
     use = "Scale after the norm (scaling.where=after-norm), or use LS." if where == "after-norm" else "Use LS."
-    return [text + use]
+    return (
+        f"The norms that read the skips cancel constants: {surviving:.1%} of κ = {kappa} would survive them (median), "
+        f"the rest acts only through the shortcut beside the norm. {use}"
+    )
+
+
+def draw_advice(advice: KappaAdvice, path: Path) -> None:
+    """Write the figure: the ratios on the data, the band they give, and the paths through the network."""
+    with figure(path, 3, width=4.2) as (ratios, band, paths):
+        draw_ratios(ratios, advice)
+        draw_sums(band, advice)
+        draw_paths(paths, advice)
+
+
+def draw_ratios(axes: Any, advice: KappaAdvice) -> None:
+    """How large the target is beside the input."""
+    values, end = advice.norms.ratios, 1.3 * max(advice.high, 1.0)
+    inside = values[values < end]
+    counts = inside.histc(60, 0, end) / len(values)
+    edges = [end * i / 60 for i in range(60)]
+    axes.bar(edges, counts.tolist(), width=end / 60, align="edge", color=GREY, alpha=0.6)
+    axes.axvline(advice.low, color=BLUE, linewidth=2, label=f"ratio of means {advice.low:.2f}")
+    axes.axvline(advice.high, color=ORANGE, linewidth=2, label=f"97 % are below {advice.high:.2f}")
+    lemma = advice.norms.lemma
+    axes.axvline(lemma, color=BLUE, linewidth=1.5, linestyle="--", label=f"Lemma 3.2 {lemma:.3f}")
+    axes.set(title="Target beside input", xlabel="‖target‖² / ‖x_t‖²", ylabel="share of noised images")
+    axes.legend(fontsize=8.5)
+
+
+def draw_sums(axes: Any, advice: KappaAdvice) -> None:
+    """Σκ_j² over κ, with the band where it lies between the targets."""
+    grid = [i / 200 for i in range(201)]
+    axes.plot(grid, [sum_of_squares(advice.num_skips, kappa) for kappa in grid], color=GREY, linewidth=2)
+    axes.axvspan(advice.band.low, advice.band.high, color=GREEN, alpha=0.15, linewidth=0)
+    for target, colour in ((advice.low, BLUE), (advice.high, ORANGE)):
+        axes.axhline(target, color=colour, linewidth=1.5)
+    total = sum_of_squares(advice.num_skips, advice.kappa)
+    axes.plot([advice.kappa], [total], "o", color=GREEN, markersize=8)
+    axes.annotate(f"κ = {advice.kappa}", (advice.kappa, total), xytext=(-8, 6), textcoords="offset points", ha="right")
+    band = f"{advice.band.low:.3f} to {advice.band.high:.3f}"
+    axes.set(title=f"Band: {band}", xlabel="κ", ylabel=f"Σκ_j², N = {advice.num_skips}", xlim=(0, 1))
+    axes.set_ylim(0, 1.25 * advice.high)
+
+
+def draw_paths(axes: Any, advice: KappaAdvice) -> None:
+    """What the path through each skip does to a change of the input, without scaling and with the recommended κ."""
+    gains = advice.gain.path_gains
+    skips = range(1, len(gains) + 1)
+    scaled = [advice.kappa ** (i - 1) * gain for i, gain in zip(skips, gains, strict=True)]
+    axes.plot(skips, gains, "s-", color=ORANGE, label="κ = 1")
+    axes.plot(skips, scaled, "o-", color=GREEN, label=f"κ = {advice.kappa}")
+    title = f"Paths through the skips: M_0 = {advice.gain.gain:.3g}"
+    axes.set(title=title, xlabel="skip i (1 = outermost)", ylabel="κ^(i−1)·P_i", xticks=list(skips))
+    if min(gains) > 0:
+        axes.set_yscale("log")
+    axes.legend(fontsize=8.5)

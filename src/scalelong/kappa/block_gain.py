@@ -8,9 +8,10 @@ network's change is at most Σ κ_i·P_i plus what the middle passes on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,6 @@ from ..skips import Argument, SkipSite
 from ..skips.hooks import forward_parameters, hooks_detached
 
 Call = Callable[[Tensor], Tensor]
-Edit = Callable[[int, Tensor], Tensor]
-"""What becomes of skip i (counted from 1) where it enters its consumer."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +104,15 @@ class Paths:
         self.x, self.order = x.detach().requires_grad_(), [site.index for site in sites]
         self.left: dict[int, Tensor] = {}
         self.entered: dict[int, Tensor] = {}
-        with torch.enable_grad(), editing(model, sites, self._cut):
+        with torch.enable_grad(), ExitStack() as hooks:
+            for site in sites:
+                consumer = model.get_submodule(site.consumer)
+                hook = partial(self._cut_argument, site, forward_parameters(consumer)[0])
+                hooks.enter_context(consumer.register_forward_pre_hook(hook, with_kwargs=True))
             self.output = call(self.x)
             # Jᵀw is linear in w, so that its derivative in a direction v, by a second backward pass, is J·v.
             self.probe = torch.zeros_like(self.output).requires_grad_()
             self.pulled = self.pull(self.probe, create_graph=True)
-
-    def _cut(self, index: int, skip: Tensor) -> Tensor:
-        self.left[index], self.entered[index] = skip, skip.detach().requires_grad_()
-        return self.entered[index]
 
     def push(self, change: Tensor) -> Tensor:
         """Jacobian-vector products. Shape: that of x → that of the output."""
@@ -132,44 +131,26 @@ class Paths:
         rows = torch.arange(len(self.x), device=like.device) // count == self.order.index(index)
         return rows.to(like.dtype).reshape(-1, *[1] * (like.ndim - 1))
 
-
-@contextmanager
-def editing(model: nn.Module, sites: list[SkipSite], edit: Edit) -> Iterator[None]:
-    """Within the block, `edit` decides what each consumer receives as its skip."""
-    with ExitStack() as stack:
-        for site in sites:
-            module = model.get_submodule(site.consumer)
-            hook = EditHook(site, edit, forward_parameters(module))
-            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        yield
-
-
-@dataclass
-class EditHook:
-    """Forward pre-hook: replaces the skip that a consumer is called with."""
-
-    site: SkipSite
-    edit: Edit
-    parameters: list[str]
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        entry = self.site.entry
-        if not isinstance(entry, Argument):
-            position, name = 0, self.parameters[0]
-        else:
-            position, name = entry.position, entry.name
+    def _cut_argument(self, site: SkipSite, first: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Forward pre-hook: replaces the skip that the consumer is called with; `first` is the forward's parameter."""
+        entry = site.entry
+        position, name = (entry.position, entry.name) if isinstance(entry, Argument) else (0, first)
         if name is not None and name in kwargs:
-            return args, kwargs | {name: self._replaced(kwargs[name])}
-        assert position is not None and position < len(args), f"{self.site.consumer} was called without {entry}"
-        return (*args[:position], self._replaced(args[position]), *args[position + 1 :]), kwargs
+            return args, kwargs | {name: self._cut(site, kwargs[name])}
+        assert position is not None and position < len(args), f"{site.consumer} was called without {entry}"
+        return (*args[:position], self._cut(site, args[position]), *args[position + 1 :]), kwargs
 
-    def _replaced(self, value: Any) -> Any:
-        entry, index = self.site.entry, self.site.index
+    def _cut(self, site: SkipSite, value: Any) -> Any:
+        entry = site.entry
         if not isinstance(entry, Argument):
             trunk, skip, rest = torch.tensor_split(value, (entry.start, entry.stop), dim=entry.dim)
-            return torch.cat([trunk, self.edit(index, skip), rest], dim=entry.dim)
+            return torch.cat([trunk, self._entering(site, skip), rest], dim=entry.dim)
         if entry.item is None:
-            return self.edit(index, value)
+            return self._entering(site, value)
         items = list(value)
-        items[entry.item] = self.edit(index, items[entry.item])
+        items[entry.item] = self._entering(site, items[entry.item])
         return tuple(items) if isinstance(value, tuple) else items
+
+    def _entering(self, site: SkipSite, skip: Tensor) -> Tensor:
+        self.left[site.index], self.entered[site.index] = skip, skip.detach().requires_grad_()
+        return self.entered[site.index]

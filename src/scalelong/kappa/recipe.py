@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,8 @@ def recipe_start(config: Config, most: int = 10_000) -> RecipeStart:
     most = min(most, MOST_NUMBERS // math.prod(config.sample_shape))
     batches = [inputs.batches.at(step) for step in range(max(1, most // config.training.batch_size))]
     conditioning = conditioning_of(config, inputs.empty_text)
-    first = joined([conditioning.of(batch) for batch in batches[:GAIN_IMAGES]])[slice(GAIN_IMAGES)]
+    conditions = [conditioning.of(batch) for batch in batches[:GAIN_IMAGES]]
+    first = reduce(Condition.followed_by, conditions)[slice(GAIN_IMAGES)]
 
     def predict(x: Tensor, t: Tensor) -> Tensor:
         return conditioning.predictor(model, repeated(first, len(x)).to(x.device))(x, t)
@@ -53,13 +54,6 @@ def advise_recipe(config: Config) -> KappaAdvice:
     """Measure the recipe's network as it starts, without scaling, on what it would train on."""
     start, prediction = recipe_start(config), config.diffusion.prediction
     return suggest_kappa(start.model, start.images, start.schedule, prediction=prediction, predict=start.predict)
-
-
-def joined(conditions: Sequence[Condition]) -> Condition:
-    """The conditions of several batches, one after another."""
-    columns = [[condition.labels for condition in conditions], [condition.text for condition in conditions]]
-    given = [[value for value in column if value is not None] for column in columns]
-    return Condition(*(torch.cat(column) if column else None for column in given))
 
 
 def repeated(condition: Condition, rows: int) -> Condition:

@@ -19,10 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ..skips import Argument, Channels, SkipSite
 from ..skips.apply import scaled_networks
 from ..skips.hooks import NAME, forward_parameters
-from .processes import Processes
-from .readings import Sums
-
-CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+from .readings import Processes, Sums
 
 
 def blocks_of(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
@@ -30,7 +27,7 @@ def blocks_of(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     blocks: dict[str, nn.Module] = {}
     for name, child in network.named_children():
         path = f"{prefix}{name}"
-        if isinstance(child, CONTAINERS):
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
             blocks |= blocks_of(child, f"{path}.")
         elif name != NAME and next(child.parameters(), None) is not None:
             blocks[path] = child
@@ -56,19 +53,12 @@ class Hook:
         # A pass without gradients is an evaluation, a sample or a probe, not the step that is read.
         return self.function(*args) if torch.is_grad_enabled() else None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return ignore
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return without_hook, ()
+        return partial, (ignore,)
 
 
 def ignore(*args: Any) -> None:
     """What a hook becomes in a copy."""
-
-
-def without_hook() -> Callable[..., None]:
-    return ignore
 
 
 class SkipHooks:
@@ -105,7 +95,7 @@ class SkipHooks:
         for site in self.sites:
             consumer = self.network.get_submodule(site.consumer)
             # Registered after the hook that scales the skip, and so called after it.
-            hook = Hook(partial(self._read_skip, site, forward_parameters(consumer)))
+            hook = Hook(partial(self._read_skip, site, forward_parameters(consumer)[0]))
             enter(consumer.register_forward_pre_hook(hook, with_kwargs=True))
             if site.readers and site.joined is not None:
                 reader = self.network.get_submodule(site.readers[0])
@@ -136,26 +126,21 @@ class SkipHooks:
 
     def _read_coefficient(self, module: nn.Module, args: tuple[Any, ...], output: Tensor | float) -> None:
         values = torch.as_tensor(output, device=args[1].device).detach().float().flatten()
-        self.sums.add_coefficients(args[0], values)
+        self.sums.coefficients.setdefault(args[0], []).append(values)
 
-    def _read_skip(
-        self, site: SkipSite, parameters: list[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        trunk = args[0] if args else kwargs.get(parameters[0])
-        if isinstance(site.entry, Argument):
-            return self._read_argument(site, site.entry, trunk, args, kwargs)
-        self._read_channels(site, site.entry, trunk)
+    def _read_skip(self, site: SkipSite, first: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Read what the consumer is called with; `first` is the first parameter of its forward."""
+        trunk: Any = args[0] if args else kwargs.get(first)
+        entry = site.entry
+        if isinstance(entry, Argument):
+            return self._read_argument(site, entry, trunk, args, kwargs)
+        self.sums.add_features(f"skip{site.index}/feature", energies(part(trunk, entry)))
+        self._add_share(site, part(trunk, entry), trunk)
+        if trunk.requires_grad:
+            trunk.register_hook(lambda gradient: self._add_gradient(site, part(gradient, entry)))
         return None
 
-    def _read_channels(self, site: SkipSite, entry: Channels, joined: Any) -> None:
-        self.sums.add_features(f"skip{site.index}/feature", energies(part(joined, entry)))
-        self._add_share(site, part(joined, entry), joined)
-        if joined.requires_grad:
-            joined.register_hook(lambda gradient: self._add_gradient(site, part(gradient, entry)))
-
-    def _read_argument(
-        self, site: SkipSite, entry: Argument, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _read_argument(self, site: SkipSite, entry: Argument, trunk: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Read the skip and hand on a view of it, whose gradient is that of this way alone, without the trunk's."""
         key = entry.name if entry.name in kwargs else entry.position
         given = kwargs.get(key) if isinstance(key, str) else args[key] if key is not None and key < len(args) else None
@@ -169,15 +154,15 @@ class SkipHooks:
             return None
         seen = skip.view_as(skip)
         seen.register_hook(lambda gradient: self._add_gradient(site, gradient))
-        return with_argument(args, kwargs, key, replaced(given, entry.item, seen))
+        return with_argument(args, kwargs, key, seen if entry.item is None else with_item(given, entry.item, seen))
 
     def _read_joined(self, site: SkipSite, joined: Channels, module: nn.Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], Tensor):
             self._add_share(site, part(args[0], joined), args[0])
 
     def _add_share(self, site: SkipSite, skip: Tensor, *joined: Tensor) -> None:
-        total = torch.stack([energy(features) for features in joined]).sum()
-        self.sums.add(f"skip{site.index}/share", energy(skip), total)
+        total = torch.stack([norm(features).square() for features in joined]).sum()
+        self.sums.add(f"skip{site.index}/share", norm(skip).square(), total)
 
     def _add_gradient(self, site: SkipSite, gradient: Tensor) -> None:
         # Each process has the loss of its own images, and the gradient is that of the mean of these losses.
@@ -221,11 +206,6 @@ def norm_of_all(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([(n.full_tensor() if hasattr(n, "full_tensor") else n).square() for n in norms]).sum().sqrt()
 
 
-def energy(tensor: Tensor) -> Tensor:
-    """The squared 2-norm. Shape: ()."""
-    return norm(tensor).square()
-
-
 def energies(features: Tensor) -> Tensor:
     """The squared 2-norm of each image's features. Shape: (B, …) → (B,), float32."""
     if features.ndim < 2:
@@ -238,10 +218,8 @@ def part(joined: Tensor, channels: Channels) -> Tensor:
     return joined.narrow(channels.dim, channels.start, len(channels))
 
 
-def replaced(given: Any, item: int | None, skip: Tensor) -> Any:
-    """The argument with the skip in its place."""
-    if item is None:
-        return skip
+def with_item(given: Any, item: int, skip: Tensor) -> Any:
+    """The argument with the skip as one of its items."""
     items = list(given)
     items[item] = skip
     return tuple(items) if isinstance(given, tuple) else items

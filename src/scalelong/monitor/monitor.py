@@ -24,12 +24,16 @@ from ..skips.find import Choice, ExampleInputs, choose_sites, compiled_elsewhere
 from ..skips.hooks import attached_hooks
 from .hooks import SkipHooks
 from .oscillation import Diagnosis, Finder
-from .processes import Processes, unwrapped
-from .readings import Table, named, with_nulls
+from .readings import Processes, Table, named, unwrapped, with_nulls
 from .robustness import output_change
 
 KEEP = 1000
 """Readings that are kept; the older ones can only be had by writing them in time."""
+
+UNSEEN = (
+    "SkipMonitor saw no training pass through {name}: it was compiled after the monitor was made, or another copy of "
+    "it is trained. Monitor the model that is trained, uncompiled."
+)
 
 
 class SkipMonitor:
@@ -53,7 +57,11 @@ class SkipMonitor:
         example_inputs: ExampleInputs | None = None,
         scaler: Any = None,
     ) -> None:
-        check_intervals(every, probe_every, window)
+        if every < 1 or window < 2:
+            raise ValueError(f"every must be at least 1 and window at least 2, got {every=}, {window=}")
+        if probe_every is not None and (probe_every < 1 or probe_every % every):
+            wanted = f"a multiple of every={every}, or None to never probe"
+            raise ValueError(f"probe_every must be {wanted}, got {probe_every}")
         self.every, self.probe_every = every, probe_every
         self.model, self.processes = unwrapped(model), Processes.of(model)
         refuse_compiled(self.model)
@@ -86,8 +94,8 @@ class SkipMonitor:
 
     def stop(self) -> None:
         """Leave the model alone; what was read stays at hand."""
-        self._detach()
         self.running = False
+        self.seek(self.count)
 
     def step(self, number: int | None = None) -> bool:
         """Call it after the optimiser's step, whose `number` counts from 1 unless given; whether the step was read."""
@@ -101,15 +109,11 @@ class SkipMonitor:
     def seek(self, number: int) -> None:
         """Resume after step `number`, after a rollback for instance."""
         self.count = number
-        self._detach()
-        if self.running and (number + 1) % self.every == 0:
+        self.hooks.detach()
+        self.attached = self.running and (number + 1) % self.every == 0
+        if self.attached:
             refuse_compiled(self.model, thorough=False)
             self.hooks.attach()
-            self.attached = True
-
-    def _detach(self) -> None:
-        self.hooks.detach()
-        self.attached = False
 
     def readings(self) -> list[dict[str, float]]:
         """The last readings, up to a thousand, oldest first: `step` and the numbers of `latest`."""
@@ -157,24 +161,21 @@ class SkipMonitor:
     @torch.no_grad()
     def _read(self, number: int) -> bool:
         """Keep the numbers of the step that is over, one vector on the device."""
-        values = self.hooks.values()
+        values, call = self.hooks.values(), self.hooks.call
         if not values:
-            self._warn_unseen()
+            if not self.warned:
+                warnings.warn(UNSEEN.format(name=type(self.network).__name__), stacklevel=3)
+            self.warned = True
             return False
-        if self.probe_every is not None and number % self.probe_every == 0:
-            values |= self._probe(number)
+        if self.probe_every is not None and number % self.probe_every == 0 and call is not None:
+            changes = output_change(self.network, call, seed=number, rank=self.processes.rank)
+            if changes is not None:
+                (changes,) = self.processes.gather([changes])
+                values |= {"robustness": changes.mean(), "robustness_max": changes.max()}
         self.pending.append((number, self.table.row(values)))
         if len(self.pending) >= KEEP:
             self._fetch()
         return True
-
-    def _probe(self, number: int) -> dict[str, Tensor]:
-        call, rank = self.hooks.call, self.processes.rank
-        changes = None if call is None else output_change(self.network, call, seed=number, rank=rank)
-        if changes is None:
-            return {}
-        (changes,) = self.processes.gather([changes])
-        return {"robustness": changes.mean(), "robustness_max": changes.max()}
 
     def _fetch(self) -> None:
         """Bring what is waiting on the device, in a single transfer, and look for an oscillation."""
@@ -187,32 +188,11 @@ class SkipMonitor:
             oscillation, swings = self.table.oscillation(), self.table.swings()
             self.records.append((step, torch.cat([row, oscillation])))
             self.unwritten = min(self.unwritten + 1, KEEP)
-            self.finder.update(
-                step,
-                named(self.table.names, row),
-                oscillation=named(self.table.series, oscillation),
-                swings=named(self.table.series, swings),
-                order=list(self.hooks.order),
-            )
+            indices = named(self.table.series, oscillation), named(self.table.series, swings)
+            self.finder.update(step, named(self.table.names, row), *indices, order=list(self.hooks.order))
 
     def _reading(self, step: int, row: Tensor) -> dict[str, float]:
         return {"step": step, **named(self.columns, row)}
-
-    def _warn_unseen(self) -> None:
-        if not self.warned:
-            self.warned = True
-            warnings.warn(
-                f"SkipMonitor saw no training pass through {type(self.network).__name__}: it was compiled after the "
-                "monitor was made, or another copy of it is trained. Monitor the model that is trained, uncompiled.",
-                stacklevel=4,
-            )
-
-
-def check_intervals(every: int, probe_every: int | None, window: int) -> None:
-    if every < 1 or window < 2:
-        raise ValueError(f"every must be at least 1 and window at least 2, got {every=}, {window=}")
-    if probe_every is not None and (probe_every < 1 or probe_every % every):
-        raise ValueError(f"probe_every must be a multiple of every={every}, or None to never probe, got {probe_every}")
 
 
 def choose(model: nn.Module, sites: Iterable[SkipSite | int] | None, example_inputs: ExampleInputs | None) -> Choice:

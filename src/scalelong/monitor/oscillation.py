@@ -113,7 +113,7 @@ class Finder:
         """The oscillation of each series at the last reading: growth, too, leads to features that are not finite."""
 
     def update(
-        self, step: int, numbers: Numbers, *, oscillation: Numbers, swings: Numbers, order: Sequence[str]
+        self, step: int, numbers: Numbers, oscillation: Numbers, swings: Numbers, *, order: Sequence[str]
     ) -> None:
         """Look at a reading and the window that ends with it; `order` are the blocks as the forward pass runs them."""
         if self.found is not None or not order:
@@ -129,7 +129,9 @@ class Finder:
 
     def _diagnose(self, step: int, index: Numbers, order: Sequence[str], *, finite: bool = True) -> Diagnosis:
         blocks = {name: index.get(feature(name), 0.0) for name in order}
-        skips = {number: skip_index(number, index) for number in self.consumers}
+        # A skip moves by itself, or against the trunk; a share is one of squared norms, so it moves twice as much.
+        alone = {number: index.get(f"skip{number}/feature", 0.0) for number in self.consumers}
+        skips = {number: max(own, index.get(f"skip{number}/share", 0.0) / 2) for number, own in alone.items()}
         worst, skip = max(blocks, key=blocks.__getitem__), max(skips, key=skips.__getitem__)
         enough = ORIGIN * (LIMIT if finite else blocks[worst])
         origin = next(name for name in order if blocks[name] >= enough)
@@ -146,8 +148,3 @@ class Finder:
 
 def feature(block: str) -> str:
     return f"block/{block}/feature"
-
-
-def skip_index(number: int, index: Numbers) -> float:
-    """A skip moves by itself, or against the trunk; a share is one of squared norms, so it moves twice as much."""
-    return max(index.get(f"skip{number}/feature", 0.0), index.get(f"skip{number}/share", 0.0) / 2)

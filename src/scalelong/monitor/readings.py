@@ -1,17 +1,19 @@
-"""The named numbers of a reading: how they are made of sums over a step, and the table of the last readings."""
+"""The named numbers of a reading: sums over a step and its processes, and the table of the last readings."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .oscillation import beyond_noise, oscillation_index, swing_index
-from .processes import Processes
+
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 OF_SKIP = ("feature", "gradient", "share", "coefficient")
 """The series of a skip, each with an oscillation index of its own."""
@@ -34,6 +36,59 @@ FROM_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """How a number is made of its first two sums, by the last part of its name."""
 
 
+@dataclass(frozen=True)
+class Processes:
+    """Every process must call `sum` and `gather` at the same time; with one process they change nothing."""
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+    """The process group; None = all processes."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Processes:
+        """Those of DDP or FSDP; a bare network is trained by one process."""
+        group: Any = getattr(model, "process_group", None) if type(model).__name__ in WRAPPERS else None
+        # What `fully_shard` makes of a module has this method, and parameters that know their processes.
+        if group is None and hasattr(model, "set_requires_gradient_sync"):
+            mesh: Any = next(model.parameters()).device_mesh  # type: ignore[attr-defined]
+            group = mesh.get_group() if mesh.ndim == 1 else None
+        elif group is None:
+            return cls()
+        return cls(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), group)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over the processes. Shape: any."""
+        if self.size == 1:
+            return values
+        total = values.clone()
+        torch.distributed.all_reduce(total, group=self.group)
+        return total
+
+    def gather(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Each vector with those of the other processes behind it, which may be longer or shorter. Shape: (n,) each."""
+        if self.size == 1 or not parts:
+            return list(parts)
+        sizes = self._gather(parts[0].new_tensor([len(part) for part in parts])).long()
+        own, longest = torch.cat(list(parts)), int(sizes.sum(dim=1).max())
+        rows = self._gather(nn.functional.pad(own, (0, longest - len(own))))
+        split = [row[: int(size.sum())].split(size.tolist()) for row, size in zip(rows, sizes, strict=True)]
+        return [torch.cat(vectors) for vectors in zip(*split, strict=True)]
+
+    def _gather(self, row: Tensor) -> Tensor:
+        """Shape: (n,) → (processes, n)."""
+        rows = [torch.empty_like(row) for _ in range(self.size)]
+        torch.distributed.all_gather(rows, row.contiguous(), group=self.group)
+        return torch.stack(rows)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside DDP, DataParallel or FSDP."""
+    while type(model).__name__ in WRAPPERS:
+        model = model.get_submodule("module")
+    return model
+
+
 class Sums:
     """Up to three sums for each number of a step, and the coefficients of each skip; all stay on the device."""
 
@@ -51,10 +106,6 @@ class Sums:
         """Count the squared norms of some images' features. Shape: (B,)."""
         self.add(name, energies.sum(), energies.new_full((), len(energies)), energies.square().sum())
 
-    def add_coefficients(self, skip: int, values: Tensor) -> None:
-        """Shape: (n,)."""
-        self.coefficients.setdefault(skip, []).append(values)
-
     def values(self, names: Sequence[str], processes: Processes) -> dict[str, Tensor]:
         """The numbers of the whole batch, the same in every process; NaN for what was not seen. Shape: () each."""
         missing = torch.full_like(next(iter(self.sums.values())), torch.nan)
@@ -65,21 +116,15 @@ class Sums:
             kind = name.rpartition("/")[2]
             values[name] = FROM_SUMS[kind](amount, beside)
             if kind == "feature":
-                values[f"{name}_noise"] = feature_noise(amount, beside, squares)
+                # How far the root of the mean energy moves from one batch to another: its relative standard error,
+                # from the spread of the images' energies; NaN for a single image.
+                variance = (squares * beside / amount.square() - 1).clamp_min(0)
+                values[f"{name}_noise"] = (variance / (beside - 1)).sqrt() / 2
         skips = sorted(self.coefficients)
         gathered = processes.gather([torch.cat(self.coefficients[skip]) for skip in skips])
         for skip, coefficients in zip(skips, gathered, strict=True):
             values |= spread(f"skip{skip}", coefficients)
         return values
-
-
-def feature_noise(energy: Tensor, images: Tensor, squares: Tensor) -> Tensor:
-    """How far the root of the mean energy moves from one batch to another: its relative standard error.
-
-    From the spread of the images' energies; NaN for a single image. Shape: () each.
-    """
-    variance = (squares * images / energy.square() - 1).clamp_min(0)
-    return (variance / (images - 1)).sqrt() / 2
 
 
 def spread(skip: str, values: Tensor) -> dict[str, Tensor]:
@@ -113,21 +158,21 @@ class Table:
 
     def oscillation(self) -> Tensor:
         """The oscillation index of each series; NaN as long as there are too few readings. Shape: (series,)."""
-        index = oscillation_index(self._window()[:, : len(self.series)])
-        return index if self._has(ENOUGH) else torch.full_like(index, torch.nan)
+        return self._if_enough(ENOUGH, oscillation_index(self._window()[:, : len(self.series)]))
 
     def swings(self) -> Tensor:
         """How far each series goes back and forth; of features, beyond their noise. Shape: (series,)."""
         window, count, features = self._window(), len(self.series), self.features
         swings, noise = swing_index(window[:, :count]), window[:, count : count + len(features)].nanmean(dim=0)
         swings[features] = beyond_noise(swings[features], noise)
-        return swings if self._has(SURE) else torch.full_like(swings, torch.nan)
+        return self._if_enough(SURE, swings)
 
     def _window(self) -> Tensor:
         return torch.stack(list(self.rows))
 
-    def _has(self, readings: int) -> bool:
-        return len(self.rows) >= min(readings, self.rows.maxlen or readings)
+    def _if_enough(self, readings: int, values: Tensor) -> Tensor:
+        enough = len(self.rows) >= min(readings, self.rows.maxlen or readings)
+        return values if enough else torch.full_like(values, torch.nan)
 
 
 def named(names: Iterable[str], values: Tensor) -> dict[str, float]:

@@ -39,20 +39,17 @@ def output_change(network: nn.Module, call: Call, *, seed: int = 0, rank: int = 
 
 def input_of(network: nn.Module, call: Call) -> int | str | None:
     """Where the image is in a call: the first argument of the forward."""
-    name = next(iter(forward_parameters(network)), None)
-    key = 0 if call.args else name
-    value = call.args[0] if call.args else call.kwargs.get(name or "")
+    name = next(iter(forward_parameters(network)), "")
+    key, value = (0, call.args[0]) if call.args else (name, call.kwargs.get(name))
     return key if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1 else None
 
 
 def disturbance_of(x: Tensor, seed: int, *, first: int = 0) -> Tensor:
     """Gaussian noise with `SIZE` times the norm of each image, the `first` of which counts. Shape: (B, …) → (B, …)."""
     generator = torch.Generator(x.device)
-    rows = [
-        torch.randn(x.shape[1:], generator=generator.manual_seed((seed << 32) + row), device=x.device)
-        for row in range(first, first + len(x))
-    ]
-    noise = torch.stack(rows)
+    noise = torch.empty(x.shape, device=x.device)
+    for row, values in enumerate(noise, start=first):
+        values.normal_(generator=generator.manual_seed((seed << 32) + row))
     size = SIZE * per_image(x) / per_image(noise)
     return (noise * size.view(-1, *[1] * (x.ndim - 1))).to(x.dtype)
 
