@@ -63,7 +63,7 @@ def write_once(sources: list[Path], path: Path) -> Content:
 def follow(sources: list[Path], path: Path) -> Content:
     """Keep the page up to date; ends with the runs, or at Ctrl-C with a page that stands still."""
     from ..report import write_page
-    from ..report.watch import watch_content
+    from ..report.page import watch_content
 
     content, announced = None, False
     try:
