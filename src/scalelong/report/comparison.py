@@ -149,9 +149,6 @@ class Results(Plan):
     warnings: tuple[str, ...] = ()
 
 
-# The folder
-
-
 @dataclass(frozen=True)
 class ArmRun:
     """One run of an arm: what the results say of it, its name without the arm, and its folder if it has begun."""

@@ -25,7 +25,6 @@ NO_PAIRS = "No comparison could be made yet: it takes finished runs of the basel
 
 
 def comparison_part(comparison: Comparison, album: sections.Album) -> Part:
-    """All about one comparison."""
     results, missing = comparison.results, []
     shown = [
         Section("result", "Result", result(comparison)),
@@ -54,7 +53,7 @@ def comparison_part(comparison: Comparison, album: sections.Album) -> Part:
 
 
 def status(comparison: Comparison) -> tuple[str, str]:
-    """What the badge says, and how it looks."""
+    """What the badge says, and the state of the part."""
     done, total = comparison.results.runs_done, comparison.results.runs_total
     lost = sum(one.result.status in ("diverged", "failed") for one in comparison.runs)
     bad = f", {lost} diverged or failed" if lost else ""
@@ -75,9 +74,6 @@ def unusual_events(comparison: Comparison) -> list[tuple[str, str]]:
             lines = [*failure, *lines]
         found += [(f"{comparison.name_of(one.arm)}, {one.name}", line) for line in lines]
     return found
-
-
-# Result
 
 
 def result(comparison: Comparison) -> Sequence[Block]:
@@ -151,9 +147,6 @@ def difference_table(comparison: Comparison) -> Sequence[Block]:
     return [Table("Paired differences at the end", columns, rows, note=DIFFERENCES, folded=True)] if rows else []
 
 
-# Charts
-
-
 def by_setting(comparison: Comparison, make: Callable[[Arm], Series]) -> list[View]:
     """One view per setting, with the arms that have something to show."""
     views = []
@@ -164,8 +157,9 @@ def by_setting(comparison: Comparison, make: Callable[[Arm], Series]) -> list[Vi
 
 
 def curves(comparison: Comparison) -> Sequence[Block]:
-    losses = by_setting(comparison, lambda arm: curve_series(arm, arm.loss_curve))
-    fds = by_setting(comparison, lambda arm: curve_series(arm, arm.fd_curve))
+    ended = {arm.id: "diverged" for arm in comparison.arms if arm.diverged and arm.diverged.count}
+    losses = by_setting(comparison, lambda arm: curve_series(arm, arm.loss_curve, ended.get(arm.id, "")))
+    fds = by_setting(comparison, lambda arm: curve_series(arm, arm.fd_curve, ended.get(arm.id, "")))
     training = by_setting(comparison, lambda arm: training_series(comparison, arm))
     title, y, log = "Training loss of every run", "training loss", "runs/*/*/metrics.jsonl"
     fd, lower = comparison.fd_name, f"Lower is better. {OVER_SEEDS}"
@@ -177,7 +171,7 @@ def curves(comparison: Comparison) -> Sequence[Block]:
     return [chart for chart in charts if chart.values] or [Text("No run has numbers yet.", "empty")]
 
 
-def curve_series(arm: Arm, curve: Curve | None) -> Series:
+def curve_series(arm: Arm, curve: Curve | None, ended: str = "") -> Series:
     """A curve of results.json with its band and its runs."""
     if curve is None:
         return Series(arm.label, arm.style)
@@ -185,13 +179,7 @@ def curve_series(arm: Arm, curve: Curve | None) -> Series:
     members = [(f"seed {run.seed}", replace(curve, mean=values).points) for run, values in runs]
     # As long as a seed is missing there is no mean, and the runs stand for themselves.
     points = curve.points if any(y is not None for y in curve.mean) else []
-    ended = "diverged" if arm.diverged and arm.diverged.count else ""
     return Series(arm.label, arm.style, points, curve.band, members, ended)
-
-
-def mean_series(arm: Arm, curve: Curve | None) -> Series:
-    """A curve by itself."""
-    return Series(arm.label, arm.style, curve.points, curve.band) if curve else Series(arm.label, arm.style)
 
 
 def training_series(comparison: Comparison, arm: Arm) -> Series:
@@ -227,12 +215,12 @@ def interval(label: str, style: int, estimate: Estimate | None, details: Sequenc
 
 
 def coefficients(comparison: Comparison) -> Sequence[Block]:
-    views = by_setting(comparison, lambda arm: mean_series(arm, arm.coefficients))
+    views = by_setting(comparison, lambda arm: curve_series(arm, arm.coefficients))
     return [sections.coefficient_chart(views, comparison.kappa, COEFFICIENTS, "results.json")] if views else []
 
 
 def noise(comparison: Comparison) -> Sequence[Block]:
-    views = by_setting(comparison, lambda arm: mean_series(arm, arm.noise_robustness))
+    views = by_setting(comparison, lambda arm: curve_series(arm, arm.noise_robustness))
     title, x = "Error under extra noise", "standard deviation of the extra noise"
     return [Chart(title, x, "error", views, "results.json", key="noise-error", note=NOISE)] if views else []
 
@@ -262,18 +250,15 @@ def rates(comparison: Comparison) -> Sequence[Block]:
     ]
 
 
-# Samples and settings
-
-
 def samples(comparison: Comparison, album: sections.Album, warnings: list[str]) -> Sequence[Block]:
     """A gallery for each of the first settings, and which others there are."""
     shown, others = comparison.settings[:MOST_GALLERIES], comparison.settings[MOST_GALLERIES:]
     galleries = [block for setting in shown for block in setting_gallery(comparison, album, setting, warnings)]
-    if galleries and others:
-        names = "; ".join(comparison.setting_name(setting) for setting in others)
-        text = f"Not shown, to keep the page small: the samples of {names}, which lie in their folders."
-        return [*galleries, Text(text, "note")]
-    return galleries or [Text("No samples yet.", "empty")]
+    if not galleries:
+        return [Text("No samples yet.", "empty")]
+    names = "; ".join(map(comparison.setting_name, others))
+    text = f"Not shown, to keep the page small: the samples of {names}, which lie in their folders."
+    return [*galleries, *[Text(text, "note")] * bool(others)]
 
 
 def setting_gallery(

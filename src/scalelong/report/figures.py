@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .blocks import STYLES, Chart, Intervals, Series, View
 from .numbers import Points
@@ -69,10 +71,7 @@ def draw_view(axes: Any, chart: Chart, view: View) -> None:
         draw_series(axes, series)
     title = chart.title if len(chart.views) == 1 else f"{chart.title}, {view.name}"
     axes.set(title=clipped(title), xlabel=chart.x, ylabel=chart.y)
-    if chart.log_y:
-        axes.set_yscale("log")
-    if chart.log_x:
-        axes.set_xscale("log")
+    axes.set(xscale="log" if chart.log_x else "linear", yscale="log" if chart.log_y else "linear")
     places = sorted({x for series in view.series for line in series.lines for x, _ in line})
     if len(places) <= MOST_TICKS and all(place == int(place) for place in places):
         axes.set_xticks(places)
@@ -102,9 +101,9 @@ def draw_series(axes: Any, series: Series) -> None:
         axes.plot(*columns(series.points), **drawn, label=label)
 
 
-def columns(points: Points) -> tuple[Sequence[float], Sequence[float]]:
+def columns(points: Points) -> Any:
     """x and y, with NaN for what is missing, which leaves a gap."""
-    return [x for x, _ in points], [math.nan if y is None else y for _, y in points]
+    return np.array(points, dtype=float).reshape(-1, 2).T
 
 
 def draw_intervals(axes: Any, plot: Intervals) -> None:

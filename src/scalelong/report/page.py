@@ -102,17 +102,13 @@ def render(content: Content, *, live: bool = False) -> str:
     loader = FileSystemLoader(TEMPLATES)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals.update(scale_of=IntervalScale.of, table_of=chart_table)
+    title = content.parts[0].title if len(content.parts) == 1 else f"{len(content.parts)} reports"
     charts = [chart_data(chart) for chart in content.charts]
-    return environment.get_template("page.html").render(
-        content=content,
-        title=content.parts[0].title if len(content.parts) == 1 else f"{len(content.parts)} reports",
-        policy=policy(style, script),
-        style=style,
-        script=script,
-        data=embedded({"charts": charts, "reload": RELOAD_SECONDS if live else 0}),
-        live=live,
-        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-    )
+    data = embedded({"charts": charts, "reload": RELOAD_SECONDS if live else 0})
+    made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    code = {"style": style, "script": script, "policy": policy(style, script)}
+    page = environment.get_template("page.html")
+    return page.render(content=content, title=title, live=live, data=data, made=made, **code)
 
 
 def policy(style: str, script: str) -> str:

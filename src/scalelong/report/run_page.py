@@ -7,18 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from . import sections
 from .blocks import Block, Chart, Part, Section, Series, Table, Text, View
 from .numbers import Points, duration, finite, plural, show, thin
 from .runs import Environment, Run
-from .sections import (
-    Album,
-    advice_blocks,
-    coefficient_chart,
-    environment_metadata,
-    run_metadata,
-    settings_table,
-    warnings_section,
-)
 
 T = TypeVar("T")
 
@@ -41,19 +33,18 @@ NOT_WATCHED = "The skips were not watched. To read them every ten steps: --set t
 NOT_READ = "No coefficients were read: the skips are not scaled, or were not watched."
 
 
-def runs_part(runs: Sequence[Run], album: Album) -> Part:
-    """All about a group of runs."""
+def runs_part(runs: Sequence[Run], album: sections.Album) -> Part:
     first, warnings = runs[0], [warning for run in runs for warning in run.warnings]
     grids = samples(runs, album, warnings)
     events = [(run.label, line) for run in runs for line in run.event_lines()]
-    sections = [
+    shown = [
         Section("result", "Result", result(runs)),
-        warnings_section(events, warnings),
+        sections.warnings_section(events, warnings),
         Section("curves", "Curves", curves(runs)),
         Section("stability", "Oscillation and robustness", stability(runs)),
         Section("coefficients", "Coefficients of the skips", coefficients(runs)),
         Section("samples", "Samples", grids),
-        Section("kappa", "Which κ", advice_blocks(first.kappa, first.folder, first.folder)),
+        Section("kappa", "Which κ", sections.advice_blocks(first.kappa, first.folder, first.folder)),
         Section("setup", "What was run", setup(runs)),
     ]
     states = [run.state for run in runs]
@@ -61,10 +52,10 @@ def runs_part(runs: Sequence[Run], album: Album) -> Part:
     state = ended if {*states} <= {"finished", "diverged"} else "running"
     if len(runs) == 1:
         seed = "" if first.config.seed is None else f", seed {first.config.seed}"
-        return Part(first.label, f"Recipe {first.config.name}, {first.method}{seed}", first.status, state, sections)
+        return Part(first.label, f"Recipe {first.config.name}, {first.method}{seed}", first.status, state, shown)
     diverged = f", {states.count('diverged')} diverged" if "diverged" in states else ""
     title, names = plural(len(runs), "run"), ", ".join(run.label for run in runs)
-    return Part(title, f"Runs: {names}", f"{states.count('finished')} of {title} finished{diverged}", state, sections)
+    return Part(title, f"Runs: {names}", f"{states.count('finished')} of {title} finished{diverged}", state, shown)
 
 
 def result(runs: Sequence[Run]) -> Sequence[Block]:
@@ -77,9 +68,6 @@ def result(runs: Sequence[Run]) -> Sequence[Block]:
     steps = [(run, f"step {run.last_step:,} of {run.config.steps:,}") for run in runs if run.state == "unfinished"]
     unfinished = ", ".join(f"{run.label} ({reached})" for run, reached in steps)
     return [*blocks, Text(f"Unfinished: {unfinished}.", "note")] if unfinished else blocks
-
-
-# Curves
 
 
 def curves(runs: Sequence[Run]) -> Sequence[Block]:
@@ -135,9 +123,6 @@ def evaluation_charts(runs: Sequence[Run]) -> list[Chart]:
     return charts
 
 
-# Stability
-
-
 def stability(runs: Sequence[Run]) -> Sequence[Block]:
     if not any(run.readings for run in runs):
         return [Text(NOT_WATCHED, "empty")]
@@ -186,14 +171,11 @@ def coefficients(runs: Sequence[Run]) -> Sequence[Block]:
         series.append(Series(run.label, style, points, band))
     shown = [one for one in series if one.values]
     note = "At the last reading; the shaded range around a line is its 5 to 95 % quantile over the batch."
-    charts = [coefficient_chart([View("", shown)], runs[0].kappa, note, "metrics.jsonl")] if shown else []
+    charts = [sections.coefficient_chart([View("", shown)], runs[0].kappa, note, "metrics.jsonl")] if shown else []
     return charts or [Text(NOT_READ, "empty")]
 
 
-# Samples and settings
-
-
-def samples(runs: Sequence[Run], album: Album, warnings: list[str]) -> Sequence[Block]:
+def samples(runs: Sequence[Run], album: sections.Album, warnings: list[str]) -> Sequence[Block]:
     """A run by itself over its steps; several at their last."""
     if len(runs) == 1:
         chosen = [(path, name, "") for name, path in spread(runs[0].samples, 4)]
@@ -206,4 +188,5 @@ def setup(runs: Sequence[Run]) -> Sequence[Block]:
     again = [(run, run.shell_command) for run in runs]
     commands = [Text(f"To run {run.label} again", "command", [command]) for run, command in again if command]
     latest = runs[0].starts[-1] if runs[0].starts else Environment()
-    return [run_metadata(runs[0]), environment_metadata(latest), *commands, settings_table(runs)]
+    metadata = [sections.run_metadata(runs[0]), sections.environment_metadata(latest)]
+    return [*metadata, *commands, sections.settings_table(runs)]

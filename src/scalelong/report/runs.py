@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 
+cached_adapter = cache(TypeAdapter)
+
 METHOD_NAMES = {"none": "no scaling", "cs": "CS", "ls": "LS", "ls-individual": "LS individual", "uniform": "uniform"}
 
 
@@ -51,12 +53,7 @@ def read_json(path: Path, kind: type[T], missing: T, warnings: list[str]) -> T:
 
 def checked(kind: type[T], content: Any) -> T:
     """The content as a record; raises ValidationError if it is something else."""
-    return adapter(kind).validate_python(content)
-
-
-@cache
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    return cached_adapter(kind).validate_python(content)
 
 
 def short(path: Path) -> str:
@@ -67,10 +64,6 @@ def short(path: Path) -> str:
 # What the files of a run hold
 
 
-def setting(key: str) -> Any:
-    return Field(validation_alias=key)
-
-
 @dataclass(frozen=True)
 class Config:
     """The settings of config.yaml that the page names, and all of them by their dotted keys."""
@@ -79,17 +72,17 @@ class Config:
     name: str = "unknown recipe"
     description: str = ""
     seed: int | None = None
-    source: Annotated[str | None, setting("data.source")] = None
-    image_size: Annotated[int | None, setting("data.image_size")] = None
-    channels: Annotated[int | None, setting("data.channels")] = None
-    method: Annotated[str, setting("scaling.method")] = "none"
-    kappa: Annotated[float | None, setting("scaling.kappa")] = None
-    value: Annotated[float | None, setting("scaling.value")] = None
-    where: Annotated[str | None, setting("scaling.where")] = None
-    lr: Annotated[float | None, setting("optim.lr")] = None
-    steps: Annotated[int | None, setting("training.steps")] = None
-    batch_size: Annotated[int | None, setting("training.batch_size")] = None
-    evaluate_every: Annotated[int | None, setting("evaluation.every")] = None
+    source: Annotated[str | None, Field(validation_alias="data.source")] = None
+    image_size: Annotated[int | None, Field(validation_alias="data.image_size")] = None
+    channels: Annotated[int | None, Field(validation_alias="data.channels")] = None
+    method: Annotated[str, Field(validation_alias="scaling.method")] = "none"
+    kappa: Annotated[float | None, Field(validation_alias="scaling.kappa")] = None
+    value: Annotated[float | None, Field(validation_alias="scaling.value")] = None
+    where: Annotated[str | None, Field(validation_alias="scaling.where")] = None
+    lr: Annotated[float | None, Field(validation_alias="optim.lr")] = None
+    steps: Annotated[int | None, Field(validation_alias="training.steps")] = None
+    batch_size: Annotated[int | None, Field(validation_alias="training.batch_size")] = None
+    evaluate_every: Annotated[int | None, Field(validation_alias="evaluation.every")] = None
 
 
 def parse_config(text: str) -> Config:
@@ -292,11 +285,11 @@ class Run:
         found = []
         for kind, noun in (("spike", "loss spike"), ("skipped", "skipped step"), ("overflow", "fp16 overflow")):
             if events := self.events(kind):
-                steps = shortened([show(event.step) for event in events])
+                steps = ", ".join([show(event.step) for event in events[:5]] + ["…"] * (len(events) > 5))
                 found.append(f"{plural(len(events), noun)}: at step {steps}{cause(kind, events)}.")
         if back := self.events("rollback"):
-            ways = shortened([f"from step {show(event.from_step)} to {show(event.step)}" for event in back])
-            found.append(f"{plural(len(back), 'rollback')}: {ways}.")
+            ways = [f"from step {show(event.from_step)} to {show(event.step)}" for event in back[:5]]
+            found.append(f"{plural(len(back), 'rollback')}: {', '.join(ways + ['…'] * (len(back) > 5))}.")
         messages = [event.message for kind in ("oscillation", "diverged") for event in self.events(kind)]
         return found + [message[:1].upper() + message[1:] for message in messages if message]
 
@@ -305,10 +298,6 @@ class Run:
         """The command of its first start as one would type it; empty where it is not known."""
         words = self.starts[0].command[1:] if self.starts else ()
         return shlex.join(["scalelong", *words]) if words else ""
-
-
-def shortened(items: Sequence[str]) -> str:
-    return ", ".join([*items[:5], *["…"][: len(items) > 5]])
 
 
 def cause(kind: str, events: Sequence[Event]) -> str:
