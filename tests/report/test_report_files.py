@@ -18,12 +18,10 @@ from typer.testing import CliRunner
 
 from scalelong.cli.app import app
 from scalelong.report import Content, NotAReport, read_content, write_page
-from scalelong.report.blocks import Text
-from scalelong.report.charts import IntervalScale, chart_data
+from scalelong.report.blocks import IntervalScale, Text, chart_data
 from scalelong.report.figures import draw_figures
-from scalelong.report.page import RELOAD_SECONDS
-from scalelong.report.pictures import BUDGET, Album
-from scalelong.report.watch import QUIET_POLLS, watch_content
+from scalelong.report.page import QUIET_POLLS, RELOAD_SECONDS, watch_content
+from scalelong.report.sections import BUDGET, Album
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -166,7 +164,7 @@ def test_the_pictures_of_all_comparisons_and_runs_of_a_page_share_its_size(
     cases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = 30_000  # Five of the grids that were drawn here.
-    monkeypatch.setattr("scalelong.report.pictures.BUDGET", budget)
+    monkeypatch.setattr("scalelong.report.sections.BUDGET", budget)
     page = page_of(cases / "comparison", cases / "rates", cases / "single")
     pictures = [source for source in page.having("src") if source.startswith("data:image")]
     assert pictures and sum(len(source) for source in pictures) <= budget * 4 / 3 + 100 * len(pictures)
@@ -184,7 +182,7 @@ def test_every_figure_is_drawn_as_png_and_svg_and_names_stay_text(tmp_path: Path
     folder = hostile_comparison(tmp_path)
     content = read_content([folder])
     written = draw_figures(content, tmp_path / "figures")
-    views = sum(len(chart.views) for chart in content.charts) + sum(not plot.empty for plot in content.intervals)
+    views = sum(len(chart.views) for chart in content.charts) + sum(bool(plot.values) for plot in content.intervals)
     assert len(written) == 2 * views > 10
     assert {"validation.png", "validation.svg", "speedup-0.png"} <= {path.name for path in written}
     assert all(path.stat().st_size > 1000 for path in written)
@@ -288,7 +286,7 @@ def test_an_interrupted_watch_leaves_a_page_that_stands_still(
         seen.append(Page(page.read_text(encoding="utf-8")).data["reload"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scalelong.report.watch.watch_content", watch)
+    monkeypatch.setattr("scalelong.report.page.watch_content", watch)
     result = run(cases / "half", "--watch", "--out", page)
     assert result.exit_code == 0 and result.stdout.endswith(f"page: {page}\n")
     assert seen == [RELOAD_SECONDS]

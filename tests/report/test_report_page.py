@@ -13,12 +13,11 @@ from report_cases import HOSTILE, LABELS, METHODS, write_comparison, write_json,
 from report_page import Page, hostile_comparison, hostile_run, page_of
 
 from scalelong.report import read_content, render
-from scalelong.report.blocks import Interval, Intervals
-from scalelong.report.charts import IntervalScale
+from scalelong.report.blocks import Interval, Intervals, IntervalScale
 from scalelong.report.comparison import read_comparison
 from scalelong.report.comparison_page import numbers_table
+from scalelong.report.numbers import Estimate
 from scalelong.report.page import RELOAD_SECONDS
-from scalelong.report.read import Estimate
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -164,7 +163,7 @@ def test_what_diverged_has_no_final_loss_even_if_its_curve_ends_with_a_number(tm
 def test_a_very_wide_interval_leaves_room_for_the_others() -> None:
     wide, narrow = Estimate(1.2, 0.001, 300.0), Estimate(1.5, 1.3, 1.7)
     rows = [Interval(str(place), 0, estimate, "") for place, estimate in enumerate((wide, narrow))]
-    scale = IntervalScale.of(Intervals("speedup", "", "", rows, reference=1.0, log=True))
+    scale = IntervalScale.of(Intervals("", "", rows, reference=1.0, log=True))
     assert scale.span(wide) == (0.0, 100.0)
     low, high = scale.span(narrow) or (0.0, 0.0)
     assert high - low > 8

@@ -50,7 +50,7 @@ def report(sources: Sources, out: Out = None, watch: Watch = False, figures: Fig
 def follow(sources: list[Path], path: Path) -> Content:
     """Keep the page up to date until the runs end or Ctrl-C is pressed; the page of what is returned stands still."""
     from ..report import write_page
-    from ..report.watch import watch_content
+    from ..report.page import watch_content
 
     content = None
     try:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field
 
 from .blocks import STYLES
-from .read import Band, Environment, Estimate, Finite, Kappa, Points, read_json
-from .runs import Run, is_run, read_run
+from .numbers import Band, Estimate, Finite, Points
+from .runs import Environment, Kappa, Run, is_run, read_json, read_run
 
 RESULTS, PLAN = "results.json", "comparison.json"
 
@@ -149,25 +149,14 @@ class Results(Plan):
     warnings: tuple[str, ...] = ()
 
 
-# The folder
-
-
 @dataclass(frozen=True)
 class ArmRun:
-    """One run of an arm: what the results say of it, and its folder if it has begun."""
+    """One run of an arm: what the results say of it, its name without the arm, and its folder if it has begun."""
 
     arm: Arm
     result: RunResult
+    name: str
     run: Run | None
-
-    @property
-    def name(self) -> str:
-        """Without the arm."""
-        return Path(self.result.folder).name if self.result.seed is None else f"seed {self.result.seed}"
-
-    @property
-    def label(self) -> str:
-        return f"{self.arm.label}, {self.name}"
 
 
 @dataclass(frozen=True)
@@ -176,15 +165,11 @@ class Comparison:
     results: Results
     runs: Sequence[ArmRun]
     kappa: Kappa | None
-    warnings: tuple[str, ...]
+    warnings: Sequence[str]
 
     @property
     def arms(self) -> Sequence[Arm]:
         return self.results.arms
-
-    @property
-    def recipe(self) -> str:
-        return self.results.recipe or self.folder.name
 
     @property
     def running(self) -> bool:
@@ -220,9 +205,6 @@ class Comparison:
     def label_of(self, key: str) -> str:
         return next((arm.label for arm in self.arms if arm.id == key), key)
 
-    def count(self, *statuses: str) -> int:
-        return sum(one.result.status in statuses for one in self.runs)
-
 
 def is_comparison(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (RESULTS, PLAN))
@@ -236,19 +218,21 @@ def read_comparison(folder: Path) -> Comparison:
         warnings.append(f"{RESULTS} is missing or broken: only the plan and the runs themselves are shown.")
         arms = tuple(arms_of_folders(folder))
         results = Results(**asdict(plan), arms=arms, runs_total=sum(len(arm.runs) for arm in arms))
-    results = replace(results, arms=with_styles(results.arms))
+    results = replace(results, recipe=results.recipe or folder.name, arms=with_styles(results.arms))
     runs = [read_arm_run(folder, arm, result, warnings) for arm in results.arms for result in arm.runs]
     kappa = read_json(folder / "kappa.json", Kappa, None, warnings)
-    return Comparison(folder, results, runs, kappa, tuple(warnings))
+    return Comparison(folder, results, runs, kappa, warnings)
 
 
 def read_arm_run(folder: Path, arm: Arm, result: RunResult, warnings: list[str]) -> ArmRun:
-    place, found = folder / result.folder, ArmRun(arm, result, None)
+    place, run = folder / result.folder, None
+    name = place.name if result.seed is None else f"seed {result.seed}"
     if not place.resolve().is_relative_to(folder.resolve()):
         # A results.json of a stranger must not put other files of this machine on the page.
         warnings.append(f"{RESULTS} names a folder outside of the comparison, which is not read: {result.folder}")
-        return found
-    return replace(found, run=read_run(place, found.label)) if is_run(place) else found
+    elif is_run(place):
+        run = read_run(place, f"{arm.label}, {name}")
+    return ArmRun(arm, result, name, run)
 
 
 def arms_of_folders(folder: Path) -> list[Arm]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .blocks import Chart, Intervals, Series, View
-from .read import Points
+import numpy as np
 
-if TYPE_CHECKING:
-    from .page import Content
+from .blocks import STYLES, Chart, Intervals, Series, View
+from .numbers import Points
+from .page import Content
 
 # The colours of the page on white: grey, and Okabe and Ito's, which stay apart for the colour-blind.
 COLOURS = ("#666666", "#D55E00", "#0072B2", "#009E73", "#C0679A", "#B07A00", "#3A93C9", "#7A5195")
@@ -33,12 +33,11 @@ def draw_figures(content: Content, folder: Path) -> list[Path]:
     prefix = f"{content.parts[0].key}-" if len(content.parts) == 1 else ""
     for chart in content.charts:
         key = chart.key.removeprefix(prefix)
-        for place, view in enumerate(chart.views):
-            name = key if len(chart.views) == 1 else f"{key}-{place + 1}"
-            with figure(folder / name, written) as axes:
+        for place, view in enumerate(chart.views, start=1):
+            with figure(folder / (key if len(chart.views) == 1 else f"{key}-{place}"), written) as axes:
                 draw_view(axes, chart, view)
     for plot in content.intervals:
-        if not plot.empty:
+        if plot.values:
             with figure(folder / plot.key.removeprefix(prefix), written, height=1.2 + 0.45 * len(plot.rows)) as axes:
                 draw_intervals(axes, plot)
     return written
@@ -67,16 +66,12 @@ def clipped(name: str, most: int = 60) -> str:
 
 def draw_view(axes: Any, chart: Chart, view: View) -> None:
     if view.area is not None:
-        x, low, high = zip(*view.area.band, strict=True)
-        axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.15, linewidth=0, label=clipped(view.area.name))
+        draw_band(axes, view.area, label=clipped(view.area.name))
     for series in view.series:
         draw_series(axes, series)
     title = chart.title if len(chart.views) == 1 else f"{chart.title}, {view.name}"
     axes.set(title=clipped(title), xlabel=chart.x, ylabel=chart.y)
-    if chart.log_y:
-        axes.set_yscale("log")
-    if chart.log_x:
-        axes.set_xscale("log")
+    axes.set(xscale="log" if chart.log_x else "linear", yscale="log" if chart.log_y else "linear")
     places = sorted({x for series in view.series for line in series.lines for x, _ in line})
     if len(places) <= MOST_TICKS and all(place == int(place) for place in places):
         axes.set_xticks(places)
@@ -85,8 +80,13 @@ def draw_view(axes: Any, chart: Chart, view: View) -> None:
     axes.figure.legend(loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
 
 
+def draw_band(axes: Any, series: Series, **options: Any) -> None:
+    x, low, high = zip(*series.band, strict=True)
+    axes.fill_between(x, low, high, color=COLOURS[series.style % STYLES], alpha=0.15, linewidth=0, **options)
+
+
 def draw_series(axes: Any, series: Series) -> None:
-    colour, dash = COLOURS[series.style % len(COLOURS)], DASHES[series.style % len(DASHES)]
+    colour, dash = COLOURS[series.style % STYLES], DASHES[series.style % STYLES]
     label = clipped(f"{series.name} ({series.ended})" if series.ended else series.name)
     for place, (_, points) in enumerate(series.members):
         # A series without a mean is named by its first run.
@@ -94,23 +94,22 @@ def draw_series(axes: Any, series: Series) -> None:
         marker = "." if len(points) == 1 else None
         axes.plot(*columns(points), color=colour, linewidth=0.8, alpha=0.5, marker=marker, label=name)
     if series.band:
-        x, low, high = zip(*series.band, strict=True)
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        draw_band(axes, series)
     if series.points:
         marker = MARKERS[series.style % len(MARKERS)] if len(series.points) <= MOST_MARKERS else None
         drawn = {"color": colour, "linestyle": dash, "linewidth": 2, "marker": marker, "markersize": 4}
         axes.plot(*columns(series.points), **drawn, label=label)
 
 
-def columns(points: Points) -> tuple[Sequence[float], Sequence[float]]:
+def columns(points: Points) -> Any:
     """x and y, with NaN for what is missing, which leaves a gap."""
-    return [x for x, _ in points], [math.nan if y is None else y for _, y in points]
+    return np.array(points, dtype=float).reshape(-1, 2).T
 
 
 def draw_intervals(axes: Any, plot: Intervals) -> None:
     """The first row on top."""
     for place, row in enumerate(reversed(plot.rows)):
-        colour, estimate = COLOURS[row.style % len(COLOURS)], row.estimate
+        colour, estimate = COLOURS[row.style % STYLES], row.estimate
         if estimate.ends and all(map(math.isfinite, estimate.ends)):
             axes.plot(estimate.ends, [place, place], color=colour, linewidth=3, alpha=0.5, solid_capstyle="round")
         if estimate.known:

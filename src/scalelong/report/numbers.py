@@ -1,11 +1,53 @@
-"""How numbers look on the page, and how long series become short ones."""
+"""Numbers with their intervals: how they are read, how they look on the page, and how long series become short ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from .read import Estimate, Points, finite
+from pydantic import AfterValidator, AliasChoices, Field
+
+Points = list[tuple[float, float | None]]
+"""x and y of a series; None where the value is missing or not finite."""
+
+Band = list[tuple[float, float, float]]
+"""x, lower and upper end."""
+
+
+def finite(value: float | None) -> float | None:
+    """The value; None where it is infinite or not a number."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+Finite = Annotated[float | None, AfterValidator(finite)]
+"""JSON has no infinity and no NaN: the trainer writes them as text, and charts leave a gap."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its 95 % interval; None where it could not be had."""
+
+    value: Annotated[float | None, Field(validation_alias=AliasChoices("value", "difference"))] = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    """Of a paired test, for a difference."""
+    bound: str | None = None
+    """at least or at most, for a speed-up where the curves begin too late to show all of it."""
+
+    @property
+    def known(self) -> bool:
+        return finite(self.value) is not None
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Both ends of the interval; None where one is not known."""
+        if self.low is None or self.high is None or math.isnan(self.low) or math.isnan(self.high):
+            return None
+        return self.low, self.high
+
 
 NOTHING = "–"
 

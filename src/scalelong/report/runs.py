@@ -1,35 +1,202 @@
-"""A run's folder as the page sees it: settings, numbers by step, events, evaluations and samples."""
+"""A run's folder as the page sees it: its files as they were written. What is damaged becomes a warning on the page."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ..utils.sessions import trained_seconds
-from . import read
-from .numbers import listed, plural, show
-from .read import Points, finite
+from .numbers import Estimate, Finite, Points, finite, listed, plural, show
+
+T = TypeVar("T")
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 
+cached_adapter = cache(TypeAdapter)
+
 METHOD_NAMES = {"none": "no scaling", "cs": "CS", "ls": "LS", "ls-individual": "LS individual", "uniform": "uniform"}
+
+
+# How any file is read
+
+
+def read_file(path: Path, parse: Callable[[str], T], missing: T, warnings: list[str]) -> T:
+    """What a file holds; `missing` if there is none, and with a warning if it is damaged."""
+    try:
+        return parse(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return missing
+    except OSError as error:
+        problem = f"could not be read ({error.strerror or error})"
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        problem = f"holds something else than what is written there{f' (at {place})' if place else ''}"
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        problem = f"is broken or half-written ({' '.join(str(error).split())})"
+    warnings.append(f"{short(path)} {problem}.")
+    return missing
+
+
+def read_json(path: Path, kind: type[T], missing: T, warnings: list[str]) -> T:
+    return read_file(path, lambda text: checked(kind, json.loads(text)), missing, warnings)
+
+
+def checked(kind: type[T], content: Any) -> T:
+    """The content as a record; raises ValidationError if it is something else."""
+    return cached_adapter(kind).validate_python(content)
+
+
+def short(path: Path) -> str:
+    """The file and the folder it is in, which is enough to find it."""
+    return f"{path.parent.name}/{path.name}"
+
+
+# What the files of a run hold
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of config.yaml that the page names, and all of them by their dotted keys."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    name: str = "unknown recipe"
+    description: str = ""
+    seed: int | None = None
+    source: Annotated[str | None, Field(validation_alias="data.source")] = None
+    image_size: Annotated[int | None, Field(validation_alias="data.image_size")] = None
+    channels: Annotated[int | None, Field(validation_alias="data.channels")] = None
+    method: Annotated[str, Field(validation_alias="scaling.method")] = "none"
+    kappa: Annotated[float | None, Field(validation_alias="scaling.kappa")] = None
+    value: Annotated[float | None, Field(validation_alias="scaling.value")] = None
+    where: Annotated[str | None, Field(validation_alias="scaling.where")] = None
+    lr: Annotated[float | None, Field(validation_alias="optim.lr")] = None
+    steps: Annotated[int | None, Field(validation_alias="training.steps")] = None
+    batch_size: Annotated[int | None, Field(validation_alias="training.batch_size")] = None
+    evaluate_every: Annotated[int | None, Field(validation_alias="evaluation.every")] = None
+
+
+def parse_config(text: str) -> Config:
+    flat = flatten(checked(dict[str, Any], yaml.safe_load(text)))
+    return checked(Config, flat | {"settings": flat})
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """
+    >>> flatten({"a": {"b": 1}, "c": [2, 3]})
+    {'a.b': 1, 'c': [2, 3]}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a run was started or resumed with, or a comparison ran in."""
+
+    step: int = 0
+    command: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    platform: str | None = None
+    device: str | None = None
+    processes: int | None = None
+    threads: int | None = None
+    workers: int | None = None
+    precision: str | None = None
+    started: str | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of metrics.jsonl that says what happened."""
+
+    step: int
+    event: str
+    message: str = ""
+    origin: str = ""
+    loss: float | None = None
+    typical: float | None = None
+    deviations: float = 0.0
+    from_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line of metrics.jsonl with the numbers of a step."""
+
+    step: int
+    numbers: dict[str, float]
+
+
+def parse_metrics(text: str, name: str, warnings: list[str]) -> tuple[list[Record], list[Event]]:
+    """The lines of metrics.jsonl; a last line without its end is still being written, and left out."""
+    records: list[Record] = []
+    events: list[Event] = []
+    broken = 0
+    for line in text.split("\n")[:-1]:
+        try:
+            content = json.loads(line)
+            if "event" in content:
+                events.append(checked(Event, content))
+            else:
+                records.append(Record(int(content.pop("step")), checked(dict[str, float], content)))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            broken += bool(line.strip())
+    if broken:
+        warnings.append(f"{name} has {plural(broken, 'broken line')}, left out here.")
+    return records, events
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An entry of evaluation.json; its figures depend on the fingerprint."""
+
+    step: int
+    figures: dict[str, Estimate]
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    weights: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Kappa:
+    """The advice of kappa.json."""
+
+    kappa: float
+    where: str | None = None
+    band: tuple[Finite, Finite] = (None, None)
+    num_skips: int | None = None
+    sum_of_squares: tuple[Finite, ...] = ()
+    block_gain: float | None = None
+    images: int | None = None
+    reasons: tuple[str, ...] = ()
+
+
+# The run
 
 
 @dataclass(frozen=True)
 class Run:
     folder: Path
     label: str
-    config: read.Config
-    starts: list[read.Environment]
-    records: list[read.Record]
-    all_events: list[read.Event]
-    evaluations: list[read.Evaluation]
-    kappa: read.Kappa | None
+    config: Config
+    starts: list[Environment]
+    records: list[Record]
+    all_events: list[Event]
+    evaluations: list[Evaluation]
+    kappa: Kappa | None
     warnings: tuple[str, ...]
 
     @cached_property
@@ -47,27 +214,20 @@ class Run:
     @property
     def state(self) -> str:
         """diverged, finished, unfinished, or unknown where the settings do not say how long it should be."""
+        steps, every, evaluated = self.config.steps, self.config.evaluate_every, {one.step for one in self.evaluations}
         if self.events("diverged"):
             return "diverged"
-        if self.config.steps is None:
+        if steps is None:
             return "unknown"
-        return "finished" if self.last_step >= self.config.steps and not self.awaits_evaluation else "unfinished"
+        # Its last samples may be evaluated minutes after the last step. Without the evaluations that were due before,
+        # it was trained without an evaluator.
+        awaits = every is not None and steps not in evaluated and (bool(evaluated) or every >= steps)
+        return "unfinished" if self.last_step < steps or awaits else "finished"
 
     @property
     def ended(self) -> str:
         """What is said where its curves stop early."""
         return "diverged" if self.state == "diverged" else ""
-
-    @property
-    def awaits_evaluation(self) -> bool:
-        """Whether the last step's images are still to be evaluated, which may take minutes after the last step.
-
-        A run without the evaluations that were due before has none to come: it was trained without an evaluator.
-        """
-        every, evaluated = self.config.evaluate_every, {one.step for one in self.evaluations}
-        if every is None or self.config.steps is None or self.config.steps in evaluated:
-            return False
-        return bool(evaluated) or every >= self.config.steps
 
     @property
     def status(self) -> str:
@@ -100,7 +260,7 @@ class Run:
         return sorted(found.items())
 
     @cached_property
-    def readings(self) -> list[read.Record]:
+    def readings(self) -> list[Record]:
         """The lines of the monitor."""
         return [line for line in self.records if any(key.startswith(("skip", "block/")) for key in line.numbers)]
 
@@ -108,9 +268,6 @@ class Run:
     def skips(self) -> list[int]:
         names = {name for line in self.readings for name in line.numbers}
         return sorted({int(found[1]) for name in names if (found := re.match(r"skip(\d{1,6})/", name))})
-
-    def events(self, kind: str) -> list[read.Event]:
-        return [event for event in self.all_events if event.event == kind]
 
     @property
     def samples(self) -> list[tuple[str, Path]]:
@@ -120,16 +277,19 @@ class Run:
         later = sorted(self.folder.glob("samples/*/grid.png"))
         return [(f"step {step:,}", path) for step, path in steps] or [(path.parent.name, path) for path in later]
 
+    def events(self, kind: str) -> list[Event]:
+        return [event for event in self.all_events if event.event == kind]
+
     def event_lines(self) -> list[str]:
         """What was unusual, each kind in one sentence."""
         found = []
         for kind, noun in (("spike", "loss spike"), ("skipped", "skipped step"), ("overflow", "fp16 overflow")):
             if events := self.events(kind):
-                steps = shortened([show(event.step) for event in events])
+                steps = ", ".join([show(event.step) for event in events[:5]] + ["…"] * (len(events) > 5))
                 found.append(f"{plural(len(events), noun)}: at step {steps}{cause(kind, events)}.")
         if back := self.events("rollback"):
-            ways = shortened([f"from step {show(event.from_step)} to {show(event.step)}" for event in back])
-            found.append(f"{plural(len(back), 'rollback')}: {ways}.")
+            ways = [f"from step {show(event.from_step)} to {show(event.step)}" for event in back[:5]]
+            found.append(f"{plural(len(back), 'rollback')}: {', '.join(ways + ['…'] * (len(back) > 5))}.")
         messages = [event.message for kind in ("oscillation", "diverged") for event in self.events(kind)]
         return found + [message[:1].upper() + message[1:] for message in messages if message]
 
@@ -140,11 +300,7 @@ class Run:
         return shlex.join(["scalelong", *words]) if words else ""
 
 
-def shortened(items: Sequence[str]) -> str:
-    return ", ".join([*items[:5], *["…"][: len(items) > 5]])
-
-
-def cause(kind: str, events: Sequence[read.Event]) -> str:
+def cause(kind: str, events: Sequence[Event]) -> str:
     """What a spike or a skipped step was, in a few words."""
     if kind == "spike":
         worst = max(events, key=lambda event: event.deviations)
@@ -160,27 +316,12 @@ def is_run(folder: Path) -> bool:
 
 def read_run(folder: Path, label: str) -> Run:
     warnings: list[str] = []
-    config = read.read_file(folder / CONFIG, read.parse_config, read.Config(), warnings)
+    config = read_file(folder / CONFIG, parse_config, Config(), warnings)
     if not (folder / CONFIG).is_file():
         warnings.append(f"{CONFIG} is missing: settings are not known.")
-    starts = read.read_json(folder / "environment.json", list[read.Environment], [], warnings)
-    metrics = folder / METRICS
-    parse = partial(read.parse_metrics, name=read.short(metrics), warnings=warnings)
-    records, events = read.read_file(metrics, parse, ([], []), warnings)
-    evaluations = read.read_json(folder / "evaluation.json", list[read.Evaluation], [], warnings)
-    kappa = read.read_json(folder / "kappa.json", read.Kappa, None, warnings)
+    starts = read_json(folder / "environment.json", list[Environment], [], warnings)
+    parse = partial(parse_metrics, name=short(folder / METRICS), warnings=warnings)
+    records, events = read_file(folder / METRICS, parse, ([], []), warnings)
+    evaluations = read_json(folder / "evaluation.json", list[Evaluation], [], warnings)
+    kappa = read_json(folder / "kappa.json", Kappa, None, warnings)
     return Run(folder, label, config, starts, records, events, evaluations, kappa, tuple(warnings))
-
-
-def distinct_labels(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell the folders apart.
-
-    >>> distinct_labels([Path("/a/cs/seed-0"), Path("/a/ls/seed-0")])
-    ['cs/seed-0', 'ls/seed-0']
-    """
-    paths = [folder.absolute() for folder in folders]
-    for count in range(1, max((len(path.parts) for path in paths), default=1) + 1):
-        labels = ["/".join(path.parts[-count:]) for path in paths]
-        if len(set(labels)) == len(set(paths)):
-            return labels
-    return [str(path) for path in paths]
