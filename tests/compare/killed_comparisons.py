@@ -29,8 +29,7 @@ import torch
 from comparison_cases import tiny_plan
 
 from scalelong.compare import jobs
-from scalelong.compare.folder import save_plan
-from scalelong.compare.grid import Plan
+from scalelong.compare.grid import Plan, save_plan
 from scalelong.compare.run import ADVICE, compare
 
 torch.set_num_threads(1)
