@@ -17,8 +17,7 @@ from .curves import Curve
 from .grid import PlannedRun
 from .outcome import Outcome, distance_of, evaluations, read_outcome
 
-END = 0.1
-"""The last tenth of the readings gives the coefficients at the end: those of LS differ from batch to batch."""
+END = 0.1  # The last tenth of the readings gives the coefficients: those of LS differ from batch to batch.
 OSCILLATIONS = ("feature", "gradient")
 
 Line = Mapping[str, Any]
@@ -34,17 +33,13 @@ class RunRecord:
     folder: str
     step: int = 0
     outcome: Outcome | None = None
-    losses: Series = field(default_factory=dict)
-    """Validation loss of the EMA weights."""
+    losses: Series = field(default_factory=dict)  # Validation loss of the EMA weights.
     distances: Series = field(default_factory=dict)
-    raw_distance: float | None = None
-    """At the end, of the weights of the last step instead of EMA weights."""
+    raw_distance: float | None = None  # At the end, of the weights of the last step instead of EMA weights.
     distance_name: str | None = None
-    oscillation: dict[str, Series] = field(default_factory=dict)
-    """Of features and gradients: the mean of the index over blocks and skips."""
-    coefficients: dict[int, float] = field(default_factory=dict)
-    """κ_i at the end, by the skip's index."""
-    seconds: float = 0.0
+    oscillation: dict[str, Series] = field(default_factory=dict)  # By kind: the index, over blocks and skips.
+    coefficients: dict[int, float] = field(default_factory=dict)  # κ_i at the end, by the skip's index.
+    seconds: float = 0.0  # Of the training loop, over all sessions.
     seconds_per_step: float | None = None
 
     @property
@@ -62,7 +57,8 @@ class RunRecord:
     @property
     def final_loss(self) -> float:
         """Infinite for a run that diverged."""
-        return [math.nan, *self.curve.losses][-1]
+        losses = self.curve.losses
+        return losses[-1] if losses else math.nan
 
     @property
     def final_distance(self) -> float | None:
@@ -82,12 +78,16 @@ Records = Mapping[str, Sequence[RunRecord]]
 def collect(out: Path, run: PlannedRun) -> RunRecord:
     """Read a run's folder; one that was not begun has nothing."""
     folder = out / run.folder
-    log = Run(folder).metrics.path
+    log, environment = Run(folder).metrics.path, Run(folder).environment_file
     if not log.is_file():
         return RunRecord(run.seed, str(run.folder))
     lines = read_metrics(log)
     # The event of an oscillation names a skip too, but is no reading of the monitor.
     readings = [ln for ln in lines if "event" not in ln and any(key.startswith(("skip", "block/")) for key in ln)]
+    # The median over the logged laps: those with an evaluation or a checkpoint in them are the fewer ones.
+    speeds = [line["images_per_second"] for line in lines if line.get("images_per_second")]
+    times = [(line["step"], line["seconds"]) for line in lines if "seconds" in line]
+    starts = json.loads(environment.read_bytes()) if environment.is_file() else []
     name, distances, raw_distance = read_distances(folder, run.config)
     return RunRecord(
         seed=run.seed,
@@ -100,8 +100,8 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         distance_name=name,
         oscillation={kind: read_oscillation(readings, f"/{kind}_oscillation") for kind in OSCILLATIONS},
         coefficients=last_coefficients(readings),
-        seconds=total_seconds(Run(folder), lines),
-        seconds_per_step=step_seconds(lines, run.config),
+        seconds=trained_seconds(times, [start["step"] for start in starts]) or 0.0,
+        seconds_per_step=run.config.training.batch_size / median(speeds) if speeds else None,
     )
 
 
@@ -123,19 +123,6 @@ def last_coefficients(readings: Sequence[Line]) -> dict[int, float]:
             if key.endswith("/coefficient"):
                 found.setdefault(int(key.split("/")[0].removeprefix("skip")), []).append(float(line[key]))
     return {index: fmean(values) for index, values in sorted(found.items())}
-
-
-def total_seconds(run: Run, lines: Sequence[Line]) -> float:
-    """The time of the training loop, over all sessions of a run."""
-    starts = json.loads(run.environment_file.read_bytes()) if run.environment_file.is_file() else []
-    times = [(line["step"], line["seconds"]) for line in lines if "seconds" in line]
-    return trained_seconds(times, [start["step"] for start in starts]) or 0.0
-
-
-def step_seconds(lines: Sequence[Line], config: Config) -> float | None:
-    """The median over the logged laps: those with an evaluation or a checkpoint in them are the fewer ones."""
-    speeds = [line["images_per_second"] for line in lines if line.get("images_per_second")]
-    return config.training.batch_size / median(speeds) if speeds else None
 
 
 def read_distances(folder: Path, config: Config) -> tuple[str | None, Series, float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import fmean
 
 import torch
@@ -13,8 +13,7 @@ from torch import Tensor
 
 from .intervals import CONFIDENCE, Estimate, mean_interval
 
-BANDWIDTH = 0.25
-"""Of the smoothing, in the natural logarithm of the step: at step 1000 it reaches from 779 to 1284."""
+BANDWIDTH = 0.25  # Of the smoothing, in the natural logarithm of the step: at step 1000 it reaches from 779 to 1284.
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,8 @@ def smoothing(steps: Tensor, bandwidth: float = BANDWIDTH) -> Tensor:
 def log_steps_to(level: Tensor, steps: Tensor, losses: Tensor) -> Tensor:
     """Logarithm of the step at which a falling curve comes down to a level. Shape: (...), (K,), (..., K) → (...).
 
-    It is measured as the time spent above the level, in the logarithm of the step, with straight lines between the
-    evaluations. For a curve that crosses once that is the crossing; where a noisy one crosses again and again it is
-    neither the first, which comes early by luck, nor the last, which comes late. At the least it is the first step.
+    That is the time spent above the level, with straight lines between the evaluations. For a curve that crosses once
+    it is the crossing; for a noisy one neither the first crossing, which is early by luck, nor the last, which is late.
 
     >>> losses = torch.tensor([8.0, 4.0, 2.0, 1.0])
     >>> log_steps_to(torch.tensor(3.0), torch.tensor([1.0, 10.0, 100.0, 1000.0]), losses).exp()
@@ -146,19 +144,15 @@ def largest_stable_rate(
     0.002
     """
     check_table(rates, losses)
-    means = {
-        rate: fmean(of_rate) for rate, of_rate in zip(rates, losses, strict=True) if all(map(math.isfinite, of_rate))
-    }
+    # A mean with an infinite loss is infinite; one with a loss that is not a number is no number.
+    means = {rate: fmean(of_rate) for rate, of_rate in zip(rates, losses, strict=True)}
+    means = {rate: mean for rate, mean in means.items() if mean < math.inf}
     if not means or min(means.values()) >= initial_loss:
         return None
     best = min(means, key=lambda rate: means[rate])
     limit = means[best] + tolerance * (initial_loss - means[best])
-    stable = best
-    for rate in sorted(rate for rate in rates if rate > best):
-        if means.get(rate, math.inf) > limit:
-            break
-        stable = rate
-    return stable
+    upwards = sorted(rate for rate in rates if rate >= best)
+    return list(takewhile(lambda rate: means.get(rate, math.inf) <= limit, upwards))[-1]
 
 
 def check_table(rates: Sequence[float], losses: Sequence[Sequence[float]]) -> None:

@@ -10,6 +10,7 @@ import inspect
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -23,15 +24,11 @@ from ..skips import METHODS
 from ..utils.atomic import replace_text
 
 FILE = "comparison.json"
-VERSION = 1
 HINT = ": give the same command to resume, more seeds or methods to extend it, or another --out"
 
-POINTS = 20
-"""Points of a validation curve, at least, unless the recipe asks for more."""
-FEWEST_POINTS = 5
-"""Fewer leave nothing to compare a curve by."""
-READINGS = 100
-"""Readings of the monitor over a run."""
+POINTS = 20  # Points of a validation curve, at least, unless the recipe asks for more.
+FEWEST_POINTS = 5  # Fewer leave nothing to compare a curve by.
+READINGS = 100  # Readings of the monitor over a run.
 
 LABELS = {"cs": "CS", "cs-reversed": "CS reversed", "ls": "LS", "ls-individual": "LS individual", "ie": "IE"}
 LABELS |= {"learned-kappa": "learned κ"}
@@ -51,23 +48,22 @@ class Method:
     """
 
     name: str
-    given: tuple[tuple[str, str], ...] = ()
+    given: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Method:
-        name, *options = (part.strip() for part in text.split(":"))
+        name, *options = re.sub(r"\s*([:=])\s*", r"\1", text.strip()).split(":")
         if name not in METHODS:
             close = difflib.get_close_matches(name, METHODS, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise PlanError(f"there is no method {name!r}; {hint}Methods: {', '.join(METHODS)}")
-        pairs = [tuple(part.strip() for part in option.partition("=")[::2]) for option in options]
-        if not all(key and value for key, value in pairs):
+        if not all(re.fullmatch(r"[^=]+=.+", option) for option in options):
             raise PlanError(f"--methods {text!r}: write options as {name}:option=value, for instance cs:kappa=0.5")
-        return cls(name, tuple((key, value) for key, value in pairs))
+        return cls(name, tuple(options))
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        return (f"scaling.method={self.name}", *(f"scaling.{key}={value}" for key, value in self.given))
+        return (f"scaling.method={self.name}", *(f"scaling.{option}" for option in self.given))
 
     @property
     def id(self) -> str:
@@ -76,7 +72,7 @@ class Method:
         >>> Method.parse("cs:kappa=0.5").id
         'cs-kappa0.5'
         """
-        return safe("-".join([self.name, *(f"{key}{value}" for key, value in self.given)]))
+        return safe("-".join([self.name, *(option.replace("=", "", 1) for option in self.given)]))
 
 
 @dataclass(frozen=True)
@@ -99,9 +95,8 @@ class Arm:
     @property
     def label(self) -> str:
         """The method for people, without its setting."""
-        name = self.method.name
         shown = [f"{SYMBOLS.get(key, f'{key} ')}{constant(value)}" for key, value in self.options.items()]
-        return " ".join([LABELS.get(name, name), *shown])
+        return " ".join([LABELS.get(self.method.name, self.method.name), *shown])
 
     @property
     def axes(self) -> dict[str, Any]:
@@ -143,8 +138,8 @@ class Plan:
     @property
     def runs(self) -> list[PlannedRun]:
         """Seed by seed, so that the runs of a pair see the same load of the machine; no arm is always the first."""
-        arms = self.arms
-        turns = [(arms[k % len(arms) :] + arms[: k % len(arms)], seed) for k, seed in enumerate(self.seeds)]
+        arms, count = self.arms * 2, len(self.arms)
+        turns = [(arms[k % count : k % count + count], seed) for k, seed in enumerate(self.seeds)]
         return [PlannedRun(arm, seed) for turn, seed in turns for arm in turn]
 
     @property
@@ -201,7 +196,8 @@ def make_arm(recipe: str | Path, method: Method, setting: Sequence[tuple[str, st
     crossed = [override for override, _ in setting if override]
     config = load_recipe(recipe, [*overrides, *crossed, *method.overrides])
     explicit = {override.partition("=")[0].strip() for override in overrides}
-    return Arm(method.id + safe("".join(suffix for _, suffix in setting)), method, with_intervals(config, explicit))
+    suffix = safe("".join(suffix for _, suffix in setting))
+    return Arm(method.id + suffix, method, with_intervals(config, explicit))
 
 
 def check_different(arms: Sequence[Arm]) -> None:
@@ -213,10 +209,7 @@ def check_different(arms: Sequence[Arm]) -> None:
 
 
 def with_intervals(config: Config, explicit: set[str]) -> Config:
-    """The recipe with intervals that suit a comparison, except for those that the user set.
-
-    Curves of at least 20 points, 100 readings of the monitor, samples at the end, a checkpoint every tenth.
-    """
+    """The recipe with intervals that suit a comparison, except for those that the user set."""
     training, steps = config.training, config.training.steps
     every = min(training.validate_every or steps, max(1, steps // POINTS))
     intervals = {
@@ -273,8 +266,8 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         {"id": arm.id, "label": arm.label, "setting": arm.setting, "config": arm.config.model_dump(mode="json")}
         for arm in plan.arms
     ]
-    seeds = list(plan.seeds)
-    return {"version": VERSION, "recipe": plan.recipe, "seeds": seeds, "baseline": plan.baseline.id, "arms": arms}
+    about = {"recipe": plan.recipe, "seeds": list(plan.seeds), "baseline": plan.baseline.id}
+    return {**about, "arms": arms}
 
 
 def save_plan(folder: Path, plan: Plan, command: str) -> str:
@@ -289,15 +282,7 @@ def save_plan(folder: Path, plan: Plan, command: str) -> str:
 def read_plan(folder: Path) -> dict[str, Any]:
     """The plan in a folder; empty if it has none."""
     path = folder / FILE
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise PlanError(f"{path} is damaged ({error}): choose another --out") from error
-    if content.get("version") != VERSION:
-        raise PlanError(f"{path} is of version {content.get('version')}, and this is {VERSION}: choose another --out")
-    return content
+    return json.loads(path.read_bytes()) if path.is_file() else {}
 
 
 def check_plan(folder: Path, plan: Plan) -> None:
@@ -313,10 +298,9 @@ def check_plan(folder: Path, plan: Plan) -> None:
         if arm["id"] not in arms:
             raise PlanError(f"{folder} holds a comparison with {arm['id']}, which is not asked for now{HINT}")
         old, new = flatten(arm["config"]), arms[arm["id"]]
-        changed = [f"{key} {old.get(key)} → {new.get(key)}" for key in {**old, **new} if old.get(key) != new.get(key)]
-        if changed:
-            shown = ", ".join(changed[:4])
-            raise PlanError(f"{folder} holds a comparison with other settings of {arm['id']} ({shown}){HINT}")
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        if changed := ", ".join(f"{key} {old.get(key)} → {new.get(key)}" for key in keys[:4]):
+            raise PlanError(f"{folder} holds a comparison with other settings of {arm['id']} ({changed}){HINT}")
     if not set(before["seeds"]) <= set(plan.seeds):
         raise PlanError(f"{folder} holds a comparison with {len(before['seeds'])} seeds, now {len(plan.seeds)}{HINT}")
     if before["baseline"] != now["baseline"]:

@@ -28,25 +28,21 @@ from ..runs import Run, read_metrics
 from ..runs.model import load_network
 from ..training import Display, train
 from ..training.logger import Silent
-from ..training.validation import Validation, open_validation
+from ..training.validation import open_validation
 from ..utils.atomic import locked
 from ..utils.rng import keyed_generator
 from .grid import write_json
 
 FILE = "outcome.json"
-STOPPED = 128 + signal.SIGTERM
-"""The exit code of a run that was told to stop, and has saved."""
-WAIT_SECONDS = 60.0
-"""For the process of a comparison that was killed just now, which needs a moment to notice."""
-SIGMAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-"""Standard deviations of the extra noise; images lie in [−1, 1]."""
-FAR_ABOVE = 2.0
-"""A final loss of so many times the untrained network's is a divergence, even if every number is finite."""
+STOPPED = 128 + signal.SIGTERM  # The exit code of a run that was told to stop, and has saved.
+WAIT_SECONDS = 60.0  # For the process of a comparison that was killed just now, which needs a moment to notice.
+SIGMAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # Standard deviations of the extra noise; images lie in [−1, 1].
+FAR_ABOVE = 2.0  # So many times the untrained network's loss is a divergence, even if every number is finite.
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that came to its end; `noise_losses` are validation losses with extra noise of `SIGMAS` in the input."""
+    """A run that came to its end; `noise_losses` are validation losses (EMA) with extra input noise of `SIGMAS`."""
 
     status: Literal["finished", "diverged"]
     step: int
@@ -104,7 +100,11 @@ def measure_outcome(folder: Path, config: Config, diverged: str | None = None) -
     if not worst <= FAR_ABOVE * initial:
         message = f"final validation loss {worst:.4g}, untrained {initial:.4g}"
         return Outcome("diverged", config.training.steps, message, initial)
-    return Outcome("finished", config.training.steps, None, initial, noise_losses(folder, config, validation))
+    checkpoint = Run(folder).checkpoints().latest()
+    assert checkpoint is not None, "a run that ended has a checkpoint"
+    network = load_network(config, checkpoint, "ema")
+    noisy = tuple(validation.loss(NoisyInput(network, sigma, config.seed)) for sigma in SIGMAS)
+    return Outcome("finished", config.training.steps, None, initial, noisy)
 
 
 def last_loss(folder: Path) -> float:
@@ -114,16 +114,8 @@ def last_loss(folder: Path) -> float:
     return math.nan if any(map(math.isnan, found)) else max(found)
 
 
-def noise_losses(folder: Path, config: Config, validation: Validation) -> tuple[float, ...]:
-    """The validation loss of the EMA weights when the noised images get extra noise; the same δ for every σ."""
-    checkpoint = Run(folder).checkpoints().latest()
-    assert checkpoint is not None, "a run that ended has a checkpoint"
-    network = load_network(config, checkpoint, "ema")
-    return tuple(validation.loss(NoisyInput(network, sigma, config.seed)) for sigma in SIGMAS)
-
-
 class NoisyInput(nn.Module):
-    """A network whose input gets Gaussian noise of its own: x_t' = x_t + σ·δ (the paper's Section 3.3)."""
+    """A network whose input gets Gaussian noise of its own: x_t' = x_t + σ·δ (Section 3.3), the same δ for every σ."""
 
     def __init__(self, network: nn.Module, sigma: float, seed: int) -> None:
         super().__init__()

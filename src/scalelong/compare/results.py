@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from ..monitor.readings import with_nulls
 from ..runs.run_dir import git_commit, versions
-from ..utils.atomic import atomic_write
+from ..utils.atomic import replace_text
 from .collect import OSCILLATIONS, Records, RunRecord, Series
 from .curves import Curve, confidence_band, largest_stable_rate, rate_sensitivity
 from .grid import Arm, Plan, now, write_json
@@ -38,12 +39,9 @@ class Metadata:
     created: str
     workers: int
     threads: int
-    parameters: Mapping[str, int] = field(default_factory=dict)
-    """Of each arm."""
-    active: set[str] = field(default_factory=set)
-    """The folders of runs that are being trained."""
-    failures: dict[str, str] = field(default_factory=dict)
-    """The folders of runs that failed, and why."""
+    parameters: Mapping[str, int] = field(default_factory=dict)  # Of each arm.
+    active: set[str] = field(default_factory=set)  # The folders of runs that are being trained.
+    failures: dict[str, str] = field(default_factory=dict)  # The folders of runs that failed, and why.
     warnings: list[str] = field(default_factory=list)
 
 
@@ -57,11 +55,9 @@ def write_results(folder: Path, results: Mapping[str, Any]) -> None:
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([header, *rows])
-
-    atomic_write(path, write)
+    text = io.StringIO()
+    csv.writer(text).writerows([header, *rows])
+    replace_text(path, text.getvalue())
 
 
 def curve_rows(results: Mapping[str, Any]) -> Iterator[list[Any]]:

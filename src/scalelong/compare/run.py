@@ -35,12 +35,9 @@ from .results import Metadata, summarise, write_results
 
 ADVICE = "kappa.json"
 TICK = 0.25
-TAIL = 1 << 20
-"""Bytes at the end of a run's metrics in which its last validation loss is looked for."""
-ATTEMPTS = 3
-"""How many processes may die of one run before it counts as failed."""
-SAVE_SECONDS = 120.0
-"""How long a run may take to finish its step and save, once it is told to stop."""
+TAIL = 1 << 20  # Bytes at the end of a run's metrics in which its last validation loss is looked for.
+ATTEMPTS = 3  # How many processes may die of one run before it counts as failed.
+SAVE_SECONDS = 120.0  # How long a run may take to finish its step and save, once it is told to stop.
 TIMED_STEPS = 7
 
 
@@ -59,10 +56,8 @@ class Progress:
 
     plan: Plan
     states: dict[str, RunState]
-    began: float = 0.0
-    """When the first run was started."""
-    trained: int = 0
-    """Steps that were made since then."""
+    began: float = 0.0  # When the first run was started.
+    trained: int = 0  # Steps that were made since then.
 
     def state(self, run: PlannedRun) -> RunState:
         return self.states[str(run.folder)]
@@ -154,8 +149,7 @@ class Launcher:
         self.records = {str(run.folder): collect(folder, run) for run in plan.runs}
         self.progress = Progress(plan, {name: state_of(record) for name, record in self.records.items()})
         self.jobs = self._open_jobs()
-        self.running: dict[int, Running] = {}
-        """By slot."""
+        self.running: dict[int, Running] = {}  # By slot.
         self.stopping = False
 
     def run(self) -> CompareResult:

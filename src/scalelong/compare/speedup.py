@@ -20,10 +20,8 @@ Bound = Literal["at least", "at most"]
 OTHER_WAY: dict[Bound | None, Bound | None] = {"at least": "at most", "at most": "at least", None: None}
 
 ROUNDING = 1e-12
-POWER = 0.8
-"""The chance with which the seeds that are advised settle a difference, if it is as large as it seems."""
-MOST_SEEDS = 200
-"""More of them are not advised."""
+POWER = 0.8  # The chance with which the seeds that are advised settle a difference, if it is as large as it seems.
+MOST_SEEDS = 200  # More of them are not advised.
 
 
 @dataclass(frozen=True)
@@ -67,14 +65,18 @@ class Speedup:
         LS against none, no difference shown: 1.08× in steps (95 % interval 0.93 to 1.26, 3 seeds); about 9 more seeds
         would settle a difference of this size.
         """
+        pairs, counts = self.pairs, [(self.diverged, label), (self.baseline_diverged, baseline)]
+        lost = " and ".join(f"{count} of {pairs} runs of {name}" for count, name in counts if count)
         if self.verdict == "cannot be judged":
-            return f"{label} cannot be judged against {baseline}: {why_not(self, label, baseline)}."
-        sentences = [finding(self, label, baseline)]
-        early = [(self.early, label), (self.baseline_early, baseline)]
-        if there := " and ".join(f"{name} with {count} of {self.pairs} seeds" for count, name in early if count):
+            why = f"{lost} diverged" if lost else "it takes more than one evaluation of the validation loss"
+            if pairs < 2:
+                why = f"that takes at least 2 seeds, and there {'is 1' if pairs else 'are none'}"
+            return f"{label} cannot be judged against {baseline}: {why}."
+        sentences, early = [finding(self, label, baseline)], [(self.early, label), (self.baseline_early, baseline)]
+        if there := " and ".join(f"{name} with {count} of {pairs} seeds" for count, name in early if count):
             sentences.append(f"At the first evaluation there already: {there}.")
             sentences.append("Evaluate earlier (training.validate_every) to see all of it.")
-        if lost := diverged_runs(self, label, baseline):
+        if lost:
             sentences.append(f"{lost} diverged, which counts as never getting there.")
         return " ".join(sentences)
 
@@ -133,9 +135,8 @@ def tensors(run: Curve) -> tuple[Tensor, Tensor]:
 def log_speedup(baseline_steps: Tensor, baseline: Tensor, method_steps: Tensor, method: Tensor) -> Tensor:
     """Logarithm of (steps of the baseline) / (steps of the method). Shapes: (K,), (..., K), (J,), (..., J) → (...).
 
-    The level to reach is the final loss of the run that ends worse. That run is there at its last step, by definition;
-    what is measured is when the other was. A method that never comes down to the baseline's final loss is thus judged
-    by when the baseline had passed the method's, and nothing is cut off on either side.
+    The level to reach is the final loss of the run that ends worse, at its last step; what is measured is when the
+    other was there. So nothing is cut off where a method never comes down to the baseline's final loss.
     """
     baseline, method = smooth(baseline_steps, baseline), smooth(method_steps, method)
     base_end, end = baseline[..., -1], method[..., -1]
@@ -205,15 +206,3 @@ def figure(x: float) -> str:
     ('1.52', '1.002')
     """
     return f"{x:.2f}" if abs(x - 1) >= 0.005 else f"{x:.4g}"
-
-
-def why_not(found: Speedup, label: str, baseline: str) -> str:
-    if found.pairs < 2:
-        return f"that takes at least 2 seeds, and there {'is 1' if found.pairs else 'are none'}"
-    lost = diverged_runs(found, label, baseline)
-    return f"{lost} diverged" if lost else "it takes more than one evaluation of the validation loss"
-
-
-def diverged_runs(found: Speedup, label: str, baseline: str) -> str:
-    lost = [(found.diverged, label), (found.baseline_diverged, baseline)]
-    return " and ".join(f"{count} of {found.pairs} runs of {name}" for count, name in lost if count)
