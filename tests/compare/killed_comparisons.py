@@ -26,12 +26,17 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import scipy.stats
 import torch
 
+import scalelong.cli.comparing_display
 from scalelong.cli.app import app
 from scalelong.compare import jobs
+from scalelong.config import load_recipe, summarise
 
 torch.set_num_threads(1)
+# What each of the comparisons would import anew.
+IMPORTED = scalelong.cli.comparing_display, scipy.stats, summarise(load_recipe("digits"))
 CODES = {"worker": 0, "told": 0, "fails": 1, "SIGKILL": -9, "SIGTERM": 143, "everyone": 143}
 
 
