@@ -66,8 +66,8 @@ def test_scaling_before_and_after_the_norm_can_be_told_apart() -> None:
 
 
 def test_an_arms_id_is_a_safe_name_of_one_folder() -> None:
-    for arm in tiny_plan("none", "learnable:init=-0.5", rates=[1e-5, 2e-5]).arms:
-        assert re.fullmatch(r"[A-Za-z0-9._-]+", arm.id)
+    for arm in tiny_plan("none", "learnable : init = -0.5", rates=[1e-5, 2e-5]).arms:
+        assert re.fullmatch(r"(none|learnable-init-0\.5)-lr[12]e-05", arm.id)
 
 
 def test_the_baseline_is_none_or_else_the_first_method() -> None:

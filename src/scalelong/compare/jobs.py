@@ -79,10 +79,8 @@ def submit(job: Job, slot: int, threads: int) -> Running:
 def poll(running: Running) -> End | None:
     """How a job ended; None while it runs."""
     code = running.process.exitcode
-    if code is None:
-        return None
-    if code == 0:
-        return End("done")
+    if not code:
+        return None if code is None else End("done")
     if code in (STOPPED, -signal.SIGTERM):
         return End("stopped", "its process was told to stop")
     if code == 1:  # The last line of the log is the error.
@@ -140,9 +138,8 @@ def perform(job: Job, environment: Mapping[str, str], threads: int) -> None:
 
 def end_with_parent() -> None:
     """A comparison that is killed leaves no run behind; checkpoints are complete or absent in any case."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a job has a process of its own"
-    parent.join()
+    if parent := multiprocessing.parent_process():
+        parent.join()
     os._exit(0)
 
 

@@ -28,6 +28,8 @@ VERSION = 1
 OF_ARM = ("label", "method", "lr", "depth", "batch")
 OF_RUN = ("seed", "status", "step", "seconds", "seconds_per_step", "final_loss", "final_fd", "message", "folder")
 
+DONE = {"finished", "diverged"}
+
 Table = dict[str, Any]
 
 
@@ -73,6 +75,7 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
     """Everything in results.json; what cannot be had is null."""
     arms = [describe_arm(arm, records[arm.id], metadata) for arm in plan.arms]
     statuses = [run["status"] for arm in arms for run in arm["runs"]]
+    missing = set(statuses) - DONE
     content = {
         "version": VERSION,
         "recipe": plan.recipe,
@@ -80,8 +83,8 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "command": metadata.command,
         "created": metadata.created,
         "updated": now(),
-        "status": overall_status(set(statuses)),
-        "runs_done": sum(status in ("finished", "diverged") for status in statuses),
+        "status": "running" if missing - {"failed"} else "incomplete" if missing else "finished",
+        "runs_done": sum(status in DONE for status in statuses),
         "runs_total": len(plan.runs),
         "environment": {**software(), "threads": metadata.threads, "workers": metadata.workers},
         "steps": plan.steps,
@@ -94,13 +97,6 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "warnings": [*metadata.warnings, *cautions(plan, records)],
     }
     return with_nulls(content)
-
-
-def overall_status(statuses: set[str]) -> str:
-    """finished, running, or incomplete where all that is missing has failed."""
-    if statuses <= {"finished", "diverged"}:
-        return "finished"
-    return "incomplete" if statuses <= {"finished", "diverged", "failed"} else "running"
 
 
 @cache
@@ -138,22 +134,14 @@ def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> Tab
 
 
 def describe_run(run: RunRecord, metadata: Metadata) -> Table:
-    message = metadata.failures.get(run.folder)
+    message, final_loss = metadata.failures.get(run.folder), None
     begun = "running" if run.folder in metadata.active or run.step else "pending"
     status = "failed" if message else begun
     if run.outcome is not None:
-        status, message = run.outcome.status, run.outcome.message
-    return {
-        "seed": run.seed,
-        "folder": run.folder,
-        "status": status,
-        "step": run.step,
-        "seconds": run.seconds,
-        "seconds_per_step": run.seconds_per_step,
-        "final_loss": run.final_loss if run.outcome is not None else None,
-        "final_fd": run.final_distance,
-        "message": message,
-    }
+        status, message, final_loss = run.outcome.status, run.outcome.message, run.final_loss
+    times = {"seconds": run.seconds, "seconds_per_step": run.seconds_per_step}
+    found = {"final_loss": final_loss, "final_fd": run.final_distance, "message": message}
+    return {"seed": run.seed, "folder": run.folder, "status": status, "step": run.step, **times, **found}
 
 
 def describe_curves(runs: Sequence[Series]) -> Table:
@@ -239,8 +227,7 @@ def describe_sweep(arms: Sequence[Arm], table: Sequence[Sequence[RunRecord]]) ->
     return {
         "method": first.method.id,
         "label": first.label,
-        "depth": first.axes["depth"],
-        "batch": first.axes["batch"],
+        **{name: first.axes[name] for name in ("depth", "batch")},
         "rates": rates,
         "losses": spread["mean"],
         "low": spread["low"],
