@@ -26,7 +26,7 @@ from pathlib import Path
 
 from scalelong.compare import run
 from scalelong.compare.grid import PlannedRun, make_plan
-from scalelong.compare.progress import Display, Progress
+from scalelong.compare.run import Display, Progress
 
 GOAL = 1.8
 

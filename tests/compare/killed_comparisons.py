@@ -1,11 +1,12 @@
-"""A program that makes comparisons in child processes, and kills them at random moments.
+"""A program that makes comparisons by the command line in child processes, and stops them at random moments.
 
-`python killed_comparisons.py '[{"out": …, "methods": ["none", "cs"], "ends": ["SIGKILL", "SIGTERM", "worker"]}]'`
+`python killed_comparisons.py '{"arguments": ["compare", …], "folder": …, "ends": {"killed": ["SIGKILL", "worker"]}}'`
 
-An `obstacle` is a file that makes one run fail at first. An end is a signal for the comparison; "everyone": then its
-jobs and their server get a SIGTERM too; "worker" or "told": then a job gets a SIGKILL or a SIGTERM, and the
-comparison is let finish. Comparisons are forked and share one server of jobs, because importing everything anew for
-each of them would take most of the time.
+In the folder, `whole` is a comparison that is left alone, and each of the others is ended in these ways. An end is a
+signal for the comparison; "everyone": then its jobs and their server get a SIGTERM too; "worker" or "told": then a job
+gets a SIGKILL or a SIGTERM, and the comparison is let finish; "fails": a run cannot begin because of a file in its
+folder. Comparisons are forked and share one server of jobs, because importing everything anew for each of them would
+take most of the time.
 """
 
 from __future__ import annotations
@@ -25,92 +26,98 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import scipy.stats
 import torch
-from comparison_cases import tiny_plan
 
+import scalelong.cli.compare_display
+from scalelong.cli.app import app
 from scalelong.compare import jobs
-from scalelong.compare.folder import save_plan
-from scalelong.compare.grid import Plan
-from scalelong.compare.run import ADVICE, compare
+from scalelong.config import load_recipe, summarise
 
 torch.set_num_threads(1)
+# What each of the comparisons would import anew.
+IMPORTED = scalelong.cli.compare_display, scipy.stats, summarise(load_recipe("digits"))
+CODES = {"worker": 0, "told": 0, "fails": 1, "SIGKILL": -9, "SIGTERM": 143, "everyone": 143}
 
 
-def main(plans: list[dict[str, Any]]) -> None:
+def main(arguments: list[str], folder: str, ends: dict[str, list[str]]) -> None:
     jobs.start_server(multiprocessing.get_context("forkserver"), jobs.job_environment(0, 1))
     # A comparison that is a child of this process could not ask whether the server, which is another child, runs.
     forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
-    for plan in plans:
-        chance, out = random.Random(plan.get("seed", 0)), Path(plan["out"])
-        save_plan(out, make(plan), "the same")
-        (out / ADVICE).write_text("{}")  # Seconds of work, and no part of the tables.
-        if "obstacle" in plan:
-            fail_once(plan, out / plan["obstacle"])
-        for how in plan.get("ends", ()):
-            child = start(plan)
-            wait_for_progress(out, child, chance.randint(1, 12))
-            time.sleep(chance.uniform(0, 0.2))
-            end(child, how, out)
-        code = os.waitstatus_to_exitcode(os.waitpid(start(plan), 0)[1])
-        if code:
-            sys.exit(f"the comparison in {out} failed: {code}")
+    whole, chance = Path(folder) / "whole", random.Random(0)
+    finish(whole, arguments)
+    for name, ways in ends.items():
+        place = whole.with_name(name)
+        (place / "out").mkdir(parents=True)
+        for file in ("comparison.json", "kappa.json"):  # The advice is no part of the tables.
+            shutil.copy(whole / "out" / file, place / "out" / file)
+        for how in ways:
+            end(place, start(place, arguments, how), how, chance)
+        finish(place, arguments)
 
 
-def fail_once(plan: dict[str, Any], obstacle: Path) -> None:
-    """Let one run fail because of a file in its folder, keep the results, and take the file away."""
-    obstacle.parent.mkdir(parents=True)
-    obstacle.touch()
-    code = os.waitstatus_to_exitcode(os.waitpid(start(plan), 0)[1])
-    if code != 1:
-        sys.exit(f"one run should have failed, not {code}")
-    out = Path(plan["out"])
-    shutil.copy(out / "results.json", out / "results-with-failure.json")
-    obstacle.unlink()
+def finish(place: Path, arguments: list[str]) -> None:
+    code = exit_code(start(place, arguments))
+    if code:
+        sys.exit(f"the comparison in {place} failed: {code}\n{(place / 'stderr').read_text()}")
 
 
-def make(plan: dict[str, Any]) -> Plan:
-    return tiny_plan(*plan["methods"], seeds=plan.get("seeds", 2), more=tuple(plan.get("overrides", ())))
-
-
-def start(plan: dict[str, Any]) -> int:
+def start(place: Path, arguments: list[str], how: str = "") -> int:
+    """Fork a comparison, with what it prints in two files beside its folder."""
+    place.mkdir(exist_ok=True)
+    if how == "fails":
+        (place / "out" / OBSTACLE).parent.mkdir(parents=True)
+        (place / "out" / OBSTACLE).touch()
     child = os.fork()
     if child:
         return child
+    sys.argv = ["scalelong", *arguments, "--out", str(place / "out")]
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    code: Any = 1
     try:
-        result = compare(make(plan), plan["out"], workers=plan.get("workers", 2), command="the same")
-        os._exit(128 + result.signal if result.signal else len(result.failures))
+        app()
+    except SystemExit as ended:
+        code = ended.code or 0
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
-CODES = {"worker": 0, "told": 0, "SIGKILL": -9, "SIGTERM": 143, "everyone": 143}
+OBSTACLE = "runs/cs-lr0.004/seed-0/thesis.tex"
 
 
-def end(child: int, how: str, out: Path) -> None:
-    """Stop a comparison in its midst, or one of its jobs."""
+def end(place: Path, child: int, how: str, chance: random.Random) -> None:
+    """Stop a comparison in its midst, or one of its jobs; of one with a run that fails, keep the results."""
+    out = place / "out"
+    if how != "fails":
+        wait_for_progress(out, child, chance.randint(1, 8))
+        time.sleep(chance.uniform(0, 0.2))
+        send_signals(child, how)
+    code, status = exit_code(child), json.loads((out / "results.json").read_text())["status"]
+    if code != CODES[how] or (code == 0 and status != "finished"):
+        sys.exit(f"after {how} the exit code was {code}, and the comparison was {status}")
+    if how == "fails":
+        shutil.copy(out / "results.json", place / "results-with-failure.json")
+        (out / OBSTACLE).unlink()
+
+
+def send_signals(child: int, how: str) -> None:
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     while not (running := subprocess.run(["pgrep", "-P", str(server)], capture_output=True, text=True).stdout.split()):
         if has_ended(child):
             break
-    if how in ("worker", "told"):
-        send(running[:1], signal.SIGKILL if how == "worker" else signal.SIGTERM)
-    elif how == "everyone":
-        send([*running, server, child], signal.SIGTERM)
-    else:
-        os.kill(child, signal.Signals[how])
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code != CODES[how]:
-        sys.exit(f"after {how} the exit code was {code}")
-    status = json.loads((out / "results.json").read_text())["status"]
-    if code == 0 and status != "finished":
-        sys.exit(f"after {how} the comparison ended, but was {status}")
-
-
-def send(processes: list[Any], number: int) -> None:
-    for process in processes:
+    number = signal.Signals[{"worker": "SIGKILL", "told": "SIGTERM", "everyone": "SIGTERM"}.get(how, how)]
+    targets = {"worker": running[:1], "told": running[:1], "everyone": [*running, server, child]}
+    for process in targets.get(how, [child]):
         with suppress(ProcessLookupError):  # It has ended just now.
             os.kill(int(process), number)
+
+
+def exit_code(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def has_ended(child: int) -> bool:
@@ -125,11 +132,9 @@ def progress(out: Path) -> int:
 def wait_for_progress(out: Path, child: int, lines: int) -> None:
     """Return once so many more lines are written, or the comparison has ended."""
     before = progress(out)
-    while progress(out) < before + lines:
-        if has_ended(child):
-            return
+    while progress(out) < before + lines and not has_ended(child):
         time.sleep(0.005)
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(**json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""`scalelong compare` as users call it."""
+"""`scalelong compare` as users call it; stopped at any moment and resumed, it gives the same tables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import assert_fails, run
-from comparison_cases import TINY, files_in
+from comparison_cases import TINY, files_in, lasting
+from killed_comparisons import OBSTACLE
 
 from scalelong.cli.compare import report
 from scalelong.compare.run import CompareResult
@@ -22,23 +24,39 @@ from scalelong.report import read_content, render
 from scalelong.report.comparison import read_comparison
 from scalelong.report.comparison_page import numbers_table
 
+PROGRAM = Path(__file__).with_name("killed_comparisons.py")
 RATES = [4e-3, 1.0]
 ARGUMENTS = ["compare", "digits", "--methods", "none,cs", "--seeds", "1", "--lr", "4e-3,1"]
 ARGUMENTS += [part for override in (*TINY, "optim.warmup_steps=0") for part in ("--set", override)]
 
 # Threads that wait for each other take forever where other tests want the cores too.
 ENVIRONMENT = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-Made = tuple[Path, subprocess.CompletedProcess[str]]
+WORKERS = ["--workers", "2"]
+ENDS = {"failed": ["fails"], "troubled": ["SIGKILL", "SIGTERM", "everyone", "worker", "told"]}
+Made = tuple[Path, str]
+
+
+def in_processes(folder: Path, arguments: list[str], ends: dict[str, list[str]]) -> Path:
+    content = json.dumps({"arguments": arguments, "folder": str(folder), "ends": ends})
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), content], capture_output=True, text=True, timeout=600, env=ENVIRONMENT
+    )
+    logs = [path.read_text() for path in folder.glob("*/out/logs/*")]
+    assert done.returncode == 0, "\n".join([done.stdout, done.stderr, *logs])
+    return folder
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A comparison of two rates, one of which diverges."""
-    out = tmp_path_factory.mktemp("made") / "out"
-    command = [sys.executable, "-m", "scalelong", *ARGUMENTS, "--out", str(out), "--workers", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out, done
+def comparisons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that was left alone, of two rates one of which diverges; one with a run that failed; one often stopped."""
+    return in_processes(tmp_path_factory.mktemp("comparisons"), [*ARGUMENTS, *WORKERS], ENDS)
+
+
+@pytest.fixture(scope="module")
+def made(comparisons: Path) -> Made:
+    """The one that was left alone, and what it printed."""
+    assert (comparisons / "whole" / "stderr").read_text() == ""
+    return comparisons / "whole" / "out", (comparisons / "whole" / "stdout").read_text()
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -46,8 +64,37 @@ def rows_of(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
+def tables(place: Path) -> dict[str, Any]:
+    results = json.loads((place / "out" / "results.json").read_text().replace(str(place), "the same"))
+    assert results["status"] == "finished" and results["runs_done"] == results["runs_total"]
+    return lasting(results)
+
+
+def test_killed_told_to_stop_and_without_a_worker_it_gives_the_same_tables(comparisons: Path) -> None:
+    assert tables(comparisons / "troubled") == tables(comparisons / "whole")
+
+
+def test_a_run_that_fails_is_named_the_others_continue_and_it_is_tried_again(comparisons: Path) -> None:
+    results = json.loads((comparisons / "failed" / "results-with-failure.json").read_text())
+    runs = {run["folder"]: run for arm in results["arms"] for run in arm["runs"]}
+    failed = runs.pop(str(Path(OBSTACLE).parent))
+    assert failed["status"] == "failed" and "holds other files" in failed["message"]
+    assert {run["status"] for run in runs.values()} == {"finished", "diverged"}
+    assert results["status"] == "incomplete" and results["runs_done"] == 3
+    pairs = [pair["pairs"] for pair in results["comparisons"]]
+    assert pairs == [0, 1], "a seed without its partner is no pair"
+    assert tables(comparisons / "failed") == tables(comparisons / "whole")
+
+
+@pytest.mark.slow
+def test_killed_ten_times_at_random_it_gives_the_same_tables(tmp_path: Path) -> None:
+    arguments = [*ARGUMENTS, *WORKERS, "--methods", "none,cs,ls", "--seeds", "2", "--set", "training.steps=40"]
+    folder = in_processes(tmp_path, arguments, {"killed": ["SIGKILL"] * 10})
+    assert tables(folder / "killed") == tables(folder / "whole")
+
+
 def test_a_run_that_diverges_is_a_result(made: Made) -> None:
-    out, done = made
+    out, _ = made
     assert {row["arm"]: row["status"] for row in rows_of(out / "results.csv")} == {
         "none-lr0.004": "finished",
         "cs-lr0.004": "finished",
@@ -60,27 +107,26 @@ def test_a_run_that_diverges_is_a_result(made: Made) -> None:
     sweep = results["rate_sensitivity"][0]
     assert sweep["rates"] == RATES and sweep["largest_stable_rate"] == 4e-3
     assert sweep["losses"][1] is None, "a rate at which a run diverged has no mean"
-    assert done.stderr == ""
 
 
 def test_it_ends_with_the_tables_and_where_they_are(made: Made) -> None:
-    out, done = made
-    assert "cs-lr0.004 seed 0 finished, validation loss" in done.stdout
-    assert "sensitivity to the learning rate" in done.stdout
+    out, printed = made
+    assert "cs-lr0.004 seed 0 finished, validation loss" in printed
+    assert "sensitivity to the learning rate" in printed
     for name in ("results.json", "results.csv", "curves.csv"):
-        assert str(out / name) in done.stdout
+        assert str(out / name) in printed
     assert json.loads((out / "kappa.json").read_text())["kappa"] > 0
     curves = rows_of(out / "curves.csv")
     assert [row["step"] for row in curves if row["arm"] == "none-lr0.004"] == [str(step) for step in range(1, 11)]
 
 
 def test_the_same_command_on_a_finished_comparison_changes_no_run(made: Made) -> None:
-    out, done = made
+    out, printed = made
     before = files_in(out / "runs")
-    again = run(*ARGUMENTS, "--out", out, "--workers", 1, COLUMNS="200")
+    again = run(*ARGUMENTS, *WORKERS, "--out", out, COLUMNS="200")
     assert again.exit_code == 0, again.output
     assert files_in(out / "runs") == before
-    told, said = (text[text.index("digits, lr 0.004") :] for text in (done.stdout, again.stdout))
+    told, said = (text[text.index("digits, lr 0.004") :] for text in (printed, again.stdout))
     assert said.split() == told.split(), "the tables are made of the folders alone"
 
 

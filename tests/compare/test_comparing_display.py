@@ -10,7 +10,7 @@ from comparison_cases import tiny_plan
 from rich.console import Console
 
 from scalelong.cli.compare_display import Lines, progress_table, quality_lines
-from scalelong.compare.progress import Progress, RunState
+from scalelong.compare.run import Progress, RunState
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_the_time_left_is_that_of_the_open_steps_at_the_speed_so_far(
     run = next(run for run in progress.plan.runs if str(run.folder) == "runs/cs/seed-0")
     progress.advance(run, 9)
     assert progress.trained == 4
-    monkeypatch.setattr("scalelong.compare.progress.time.monotonic", lambda: progress.began + 8)
+    monkeypatch.setattr("scalelong.compare.run.time.monotonic", lambda: progress.began + 8)
     # 1 step of this run and 10 of each of three more: none with seed 2, cs with seeds 1 and 2.
     assert progress.seconds_left() == 8 / 4 * (1 + 3 * 10)
 

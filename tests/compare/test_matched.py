@@ -51,18 +51,18 @@ def test_shared_weights_are_equal_to_the_bit_at_the_start(method: str) -> None:
     assert any(OWN in name for name in other)
 
 
-@pytest.mark.parametrize("method", ["cs", "ls"])
 def test_a_method_is_trained_on_the_same_images_times_and_noise_at_every_step(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, base = seen_by("none", tmp_path, monkeypatch)
-    others, shown = seen_by(method, tmp_path, monkeypatch)
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert len(base) == len(shown) == 6
-    for one, other in zip(base, shown, strict=True):
-        assert torch.equal(one.images, other.images)
-        assert torch.equal(one.times, other.times)
-        assert torch.equal(one.noise, other.noise)
+    for method in ("cs", "ls"):
+        others, shown = seen_by(method, tmp_path, monkeypatch)
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+        assert len(base) == len(shown) == 6
+        for one, other in zip(base, shown, strict=True):
+            assert torch.equal(one.images, other.images)
+            assert torch.equal(one.times, other.times)
+            assert torch.equal(one.noise, other.noise)
     assert not torch.equal(base[0].noise, base[1].noise), "equal for the wrong reason"
 
 

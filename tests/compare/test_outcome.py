@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from comparison_cases import tiny_plan
 
-from scalelong.compare import jobs, outcome
-from scalelong.compare.collect import RunRecord, Series, collect
+from scalelong.compare import outcome
+from scalelong.compare.collect import RunRecord, collect
 from scalelong.compare.grid import PlannedRun
 from scalelong.compare.outcome import SIGMAS, Outcome, read_outcome
 from scalelong.evaluation import Evaluation, Figure, Plan
@@ -28,7 +28,7 @@ def planned(*more: str, method: str = "cs") -> PlannedRun:
 
 
 def status_of(folder: Path, run: PlannedRun) -> str | None:
-    found = jobs.train_and_measure(folder, run.config)
+    found = outcome.train_and_measure(folder, run.config)
     return None if found is None else found.status
 
 
@@ -62,12 +62,12 @@ def test_a_run_that_has_ended_is_not_touched_again(finished: Path) -> None:
 
 def test_a_record_holds_what_the_run_has_written(finished: Path) -> None:
     found = collect(finished, planned())
-    assert found.losses.steps == tuple(range(1, 11)) and found.step == 10
-    assert found.curve.losses == found.losses.values
+    assert tuple(found.losses) == tuple(range(1, 11)) and found.step == 10
+    assert found.curve.losses == tuple(found.losses.values())
     # Two skips at depth 4: the outermost keeps 1, the other has κ.
     assert found.coefficients == {1: 1.0, 2: pytest.approx(0.7)}
     # The index is given from the fifth reading on.
-    assert found.oscillation["feature"].steps == found.oscillation["gradient"].steps == tuple(range(5, 11))
+    assert tuple(found.oscillation["feature"]) == tuple(found.oscillation["gradient"]) == tuple(range(5, 11))
     assert found.seconds > 0 and found.seconds_per_step is not None
 
 
@@ -97,7 +97,7 @@ def test_the_seconds_of_a_run_are_those_of_all_its_sessions(first: float, finish
 def test_a_run_that_ends_far_above_its_start_or_without_a_number_has_diverged(rate: str, tmp_path: Path) -> None:
     # More skipped steps than there are: the guard lets the run come to its end.
     run = planned(f"optim.lr={rate}", AT_ONCE, "training.max_skipped=20")
-    found = jobs.train_and_measure(tmp_path / run.folder, run.config)
+    found = outcome.train_and_measure(tmp_path / run.folder, run.config)
     assert found is not None and found.status == "diverged" and found.message is not None
     assert found.message.startswith("final validation loss") and "untrained" in found.message
     collected = collect(tmp_path, run)
@@ -119,7 +119,7 @@ def test_a_run_that_the_guard_gives_up_has_diverged_with_its_reason(
 
     monkeypatch.setattr(Trainer, "train_step", give_up)
     run = planned()
-    found = jobs.train_and_measure(tmp_path / run.folder, run.config)
+    found = outcome.train_and_measure(tmp_path / run.folder, run.config)
     assert found is not None
     assert (found.status, found.message) == ("diverged", "training diverged: the numbers were not finite")
     collected = collect(tmp_path, run)
@@ -136,12 +136,12 @@ def evaluation(step: int, distance: float, weights: str = "ema", images: int = 2
 def test_the_curve_of_distances_is_that_of_one_kind_of_evaluation(finished: Path, tmp_path: Path) -> None:
     run = planned("evaluation.images=20")
     shutil.copytree(finished / run.folder, tmp_path / run.folder)
-    assert collect(tmp_path, run).distances == Series()
+    assert collect(tmp_path, run).distances == {}
     # The last one was made by hand, with more images than the recipe asks for.
     found = [evaluation(5, 40.0), evaluation(5, 9.0, "raw"), evaluation(10, 30.0), evaluation(10, 70.0, images=50)]
     record(tmp_path / run.folder, found)
     collected = collect(tmp_path, run)
-    assert (collected.distance_name, collected.distances) == ("FD-EffNet", Series((5, 10), (40.0, 30.0)))
+    assert (collected.distance_name, collected.distances) == ("FD-EffNet", {5: 40.0, 10: 30.0})
     assert (collected.final_distance, collected.raw_distance) == (30.0, None)
     record(tmp_path / run.folder, [evaluation(10, 50.0, "raw")])
     assert collect(tmp_path, run).raw_distance == 50.0
@@ -150,7 +150,7 @@ def test_the_curve_of_distances_is_that_of_one_kind_of_evaluation(finished: Path
 @pytest.mark.parametrize("status", ["diverged", "stopped early"])
 def test_a_run_that_did_not_come_to_its_end_has_no_final_distance(status: str) -> None:
     ended = Outcome("diverged" if status == "diverged" else "finished", 10, None, 1.0)
-    distances = Series((5, 10), (40.0, 30.0)) if status == "diverged" else Series((5,), (40.0,))
+    distances = {5: 40.0, 10: 30.0} if status == "diverged" else {5: 40.0}
     assert RunRecord(0, "runs/cs/seed-0", 10, ended, distances=distances).final_distance is None
 
 
@@ -158,16 +158,16 @@ def test_a_last_step_that_a_signal_kept_from_being_evaluated_is_evaluated_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Plan] = []
-    monkeypatch.setattr(jobs, "evaluate_run", lambda folder, plan: asked.append(plan))
+    monkeypatch.setattr(outcome, "evaluate_run", lambda folder, plan: asked.append(plan))
     wanted = planned("evaluation.every=5", "evaluation.images=20").config
     record(tmp_path, [evaluation(5, 40.0)])
-    jobs.evaluate_last_step(tmp_path, wanted)
+    outcome.evaluate_last_step(tmp_path, wanted)
     assert asked == [Plan(20, ("ema",), wanted.evaluation.network)]
     record(tmp_path, [evaluation(10, 30.0)])
-    jobs.evaluate_last_step(tmp_path, wanted)
+    outcome.evaluate_last_step(tmp_path, wanted)
     both = planned("evaluation.every=5", "evaluation.images=20", "evaluation.weights=both").config
-    jobs.evaluate_last_step(tmp_path, both)
+    outcome.evaluate_last_step(tmp_path, both)
     assert asked[1:] == [Plan(20, ("raw",), wanted.evaluation.network)]
     asked.pop()
-    jobs.evaluate_last_step(tmp_path / "no evaluation asked for", planned().config)
+    outcome.evaluate_last_step(tmp_path / "no evaluation asked for", planned().config)
     assert len(asked) == 1

@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 from comparison_cases import tiny_plan
 
-from scalelong.compare.collect import RunRecord, Series
+from scalelong.compare.collect import RunRecord
 from scalelong.compare.outcome import SIGMAS, Outcome
 from scalelong.compare.results import Metadata, summarise
 
 STEPS = (2, 4, 6, 8, 10)
 PLAN = tiny_plan("none", "cs", seeds=3)
-METADATA = Metadata("the same", "then", "now", workers=1, threads=1)
+METADATA = Metadata("the same", "then", workers=1, threads=1)
 
 
 def finished(seed: int, *, loss: float = 1.0, distance: float = 50.0, swing: float = 0.1) -> RunRecord:
     """A run to the end, each of whose numbers a little differs from seed to seed."""
     own = 1 + 0.01 * seed**2
-    losses = Series(STEPS, tuple(loss * own * (1 + 1 / step) for step in STEPS))
-    readings = Series(STEPS[2:], (swing * own,) * 3)
+    losses = {step: loss * own * (1 + 1 / step) for step in STEPS}
+    readings = dict.fromkeys(STEPS[2:], swing * own)
     return RunRecord(
         seed,
         f"runs/{seed}",
         10,
         Outcome("finished", 10, None, 9.0, tuple(loss + sigma for sigma in SIGMAS)),
         losses,
-        Series((10,), (distance * own,)),
+        {10: distance * own},
         distance_name="FD-EffNet",
         oscillation={"feature": readings, "gradient": readings},
     )
@@ -36,13 +36,13 @@ def finished(seed: int, *, loss: float = 1.0, distance: float = 50.0, swing: flo
 
 def diverged(seed: int, *readings: float) -> RunRecord:
     """A run that the guard gave up at step 7."""
-    seen = Series(STEPS[2:][: len(readings)], readings)
+    seen = dict(zip(STEPS[2:], readings, strict=False))
     return RunRecord(
         seed,
         f"runs/{seed}",
         7,
         Outcome("diverged", 7, "not finite", 9.0),
-        Series(STEPS[:3], (3.0, 2.0, 1.5)),
+        dict(zip(STEPS[:3], (3.0, 2.0, 1.5), strict=True)),
         oscillation={"feature": seen, "gradient": seen},
     )
 
@@ -90,7 +90,7 @@ def test_a_run_that_has_not_ended_keeps_no_figure_from_the_others() -> None:
 
 def test_the_oscillation_curve_is_that_of_the_runs_which_were_read() -> None:
     read = {"steps": list(STEPS[2:]), "feature": pytest.approx([0.1005] * 3), "gradient": pytest.approx([0.1005] * 3)}
-    begun = RunRecord(2, "runs/2", 1, oscillation={"feature": Series(), "gradient": Series()})
+    begun = RunRecord(2, "runs/2", 1, oscillation={"feature": {}, "gradient": {}})
     assert arm_of(finished(0), finished(1), diverged(2))["oscillation_curve"] == read
     assert arm_of(finished(0), finished(1), begun)["oscillation_curve"] == read
     late = arm_of(finished(0), finished(1), diverged(2, 0.9))

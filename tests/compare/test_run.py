@@ -8,8 +8,7 @@ import pytest
 from comparison_cases import tiny_plan
 
 from scalelong.compare.jobs import End
-from scalelong.compare.progress import Display
-from scalelong.compare.run import ATTEMPTS, Launcher
+from scalelong.compare.run import ATTEMPTS, Display, Launcher
 
 
 @pytest.fixture

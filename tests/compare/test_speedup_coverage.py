@@ -22,7 +22,7 @@ def check(rates: Rates, truth: float) -> None:
     assert truth < 1 or rates.slower <= 0.05, rates
 
 
-@pytest.mark.parametrize("truth", SPEEDUPS)
+@pytest.mark.parametrize("truth", (0.7, 2.5))
 def test_the_interval_of_five_seeds_covers_the_true_speedup_at_its_stated_rate(truth: float) -> None:
     check(measure_rates(Setting(truth, seeds=5, **NOISY)), truth)
 

@@ -7,7 +7,7 @@ import torch
 
 from scalelong.compare import Speedup
 from scalelong.compare.intervals import bootstrap_interval
-from scalelong.compare.verdicts import judge, seeds_to_settle
+from scalelong.compare.speedup import judge, seeds_to_settle
 
 
 def standardised(count: int, mean: float, spread: float) -> list[float]:

@@ -80,7 +80,7 @@ def numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[A
 
 def print_plan(plan: Plan, folder: Path, workers: int | None) -> None:
     from ..compare import run
-    from ..compare.folder import check_plan
+    from ..compare.grid import check_plan
     from ..training.logger import clock
 
     check_plan(folder, plan)

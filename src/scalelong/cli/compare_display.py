@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..compare.grid import PlannedRun
-from ..compare.progress import Display, Progress
+from ..compare.run import Display, Progress
 from ..training.logger import clock
 from .console import NOTHING, make_table, print_line, print_now, print_table
 

@@ -1,10 +1,8 @@
 """Matched runs of several methods, and what they show: speed-ups, differences and bands with honest intervals."""
 
-from .curves import Band, Curve, confidence_band
+from .curves import Band, Curve, confidence_band, largest_stable_rate, rate_sensitivity
 from .intervals import Difference, Estimate, mean_interval, paired_difference, proportion_interval
-from .rates import largest_stable_rate, rate_sensitivity
-from .speedup import speedup
-from .verdicts import Speedup
+from .speedup import Speedup, speedup
 
 __all__ = [
     "Band",

@@ -4,47 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from ..config import Config
-from ..config.schema import EvaluationConfig
-from ..evaluation.results import FILE as EVALUATIONS
-from ..evaluation.results import Evaluation, read_evaluations
 from ..runs import Run, read_metrics
 from ..utils.sessions import trained_seconds
 from .curves import Curve
 from .grid import PlannedRun
-from .outcome import Outcome, read_outcome
+from .outcome import Outcome, distance_of, evaluations, read_outcome
 
-Line = Mapping[str, Any]
-
-END = 0.1
-"""The last tenth of the readings gives the coefficients at the end: those of LS differ from batch to batch."""
+END = 0.1  # The last tenth of the readings gives the coefficients: those of LS differ from batch to batch.
 OSCILLATIONS = ("feature", "gradient")
 
-
-@dataclass(frozen=True)
-class Series:
-    """Numbers over the steps of a run."""
-
-    steps: tuple[int, ...] = ()
-    values: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, points: Mapping[int, float]) -> Series:
-        return cls(tuple(points), tuple(points.values()))
-
-    @property
-    def table(self) -> dict[int, float]:
-        return dict(zip(self.steps, self.values, strict=True))
-
-    @property
-    def last(self) -> float | None:
-        return self.values[-1] if self.values else None
+Line = Mapping[str, Any]
+Series = dict[int, float]
+"""Numbers by step, in the order of the steps."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +33,13 @@ class RunRecord:
     folder: str
     step: int = 0
     outcome: Outcome | None = None
-    losses: Series = Series()
-    """Validation loss of the EMA weights."""
-    distances: Series = Series()
-    raw_distance: float | None = None
-    """At the end, of the weights of the last step instead of EMA weights."""
+    losses: Series = field(default_factory=dict)  # Validation loss of the EMA weights.
+    distances: Series = field(default_factory=dict)
+    raw_distance: float | None = None  # At the end, of the weights of the last step instead of EMA weights.
     distance_name: str | None = None
-    oscillation: dict[str, Series] = field(default_factory=dict)
-    """Of features and gradients: the mean of the index over blocks and skips."""
-    coefficients: dict[int, float] = field(default_factory=dict)
-    """κ_i at the end, by the skip's index."""
-    seconds: float = 0.0
+    oscillation: dict[str, Series] = field(default_factory=dict)  # By kind: the index, over blocks and skips.
+    coefficients: dict[int, float] = field(default_factory=dict)  # κ_i at the end, by the skip's index.
+    seconds: float = 0.0  # Of the training loop, over all sessions.
     seconds_per_step: float | None = None
 
     @property
@@ -75,10 +49,10 @@ class RunRecord:
     @property
     def curve(self) -> Curve:
         """The validation losses for the statistics; a run that diverged ends with an infinite one."""
-        steps, losses = list(self.losses.steps), list(self.losses.values)
+        losses = self.losses
         if self.diverged:
-            steps, losses = steps or [max(1, self.step)], [*losses[:-1], math.inf]
-        return Curve(tuple(steps), tuple(losses), self.seconds_per_step or 1.0)
+            losses = {**losses, max(losses, default=max(1, self.step)): math.inf}
+        return Curve(tuple(losses), tuple(losses.values()), self.seconds_per_step or 1.0)
 
     @property
     def final_loss(self) -> float:
@@ -89,12 +63,11 @@ class RunRecord:
     @property
     def final_distance(self) -> float | None:
         """That of the last step; a run that did not come to it has none."""
-        finished = self.outcome is not None and self.outcome.status == "finished"
-        return self.distances.last if finished and self.distances.steps[-1:] == (self.step,) else None
+        return self.distances.get(self.step) if self.outcome is not None and not self.diverged else None
 
     def mean_oscillation(self, kind: str) -> float | None:
         """The mean of the run's oscillation index; None if it was never read."""
-        values = self.oscillation.get(kind, Series()).values
+        values = self.oscillation.get(kind, {}).values()
         return math.fsum(values) / len(values) if values else None
 
 
@@ -105,28 +78,30 @@ Records = Mapping[str, Sequence[RunRecord]]
 def collect(out: Path, run: PlannedRun) -> RunRecord:
     """Read a run's folder; one that was not begun has nothing."""
     folder = out / run.folder
-    log = Run(folder).metrics.path
+    log, environment = Run(folder).metrics.path, Run(folder).environment_file
     if not log.is_file():
         return RunRecord(run.seed, str(run.folder))
     lines = read_metrics(log)
     # The event of an oscillation names a skip too, but is no reading of the monitor.
     readings = [ln for ln in lines if "event" not in ln and any(key.startswith(("skip", "block/")) for key in ln)]
+    # The median over the logged laps: those with an evaluation or a checkpoint in them are the fewer ones.
     speeds = [line["images_per_second"] for line in lines if line.get("images_per_second")]
+    times = [(line["step"], line["seconds"]) for line in lines if "seconds" in line]
+    starts = json.loads(environment.read_bytes()) if environment.is_file() else []
     name, distances, raw_distance = read_distances(folder, run.config)
     return RunRecord(
         seed=run.seed,
         folder=str(run.folder),
         step=lines[-1]["step"] if lines else 0,
         outcome=read_outcome(folder),
-        losses=Series.of({ln["step"]: float(ln["validation_loss_ema"]) for ln in lines if "validation_loss_ema" in ln}),
+        losses={ln["step"]: float(ln["validation_loss_ema"]) for ln in lines if "validation_loss_ema" in ln},
         distances=distances,
         raw_distance=raw_distance,
         distance_name=name,
         oscillation={kind: read_oscillation(readings, f"/{kind}_oscillation") for kind in OSCILLATIONS},
         coefficients=last_coefficients(readings),
-        seconds=total_seconds(Run(folder), lines),
-        # The median over the logged laps: those with an evaluation or a checkpoint in them are the fewer ones.
-        seconds_per_step=run.arm.batch / statistics.median(speeds) if speeds else None,
+        seconds=trained_seconds(times, [start["step"] for start in starts]) or 0.0,
+        seconds_per_step=run.config.training.batch_size / median(speeds) if speeds else None,
     )
 
 
@@ -136,8 +111,8 @@ def read_oscillation(readings: Sequence[Line], ending: str) -> Series:
     for line in readings:
         values = [float(value) for key, value in line.items() if key.endswith(ending)]
         if finite := [value for value in values if math.isfinite(value)]:
-            found[line["step"]] = statistics.fmean(finite)
-    return Series.of(found)
+            found[line["step"]] = fmean(finite)
+    return found
 
 
 def last_coefficients(readings: Sequence[Line]) -> dict[int, float]:
@@ -147,14 +122,7 @@ def last_coefficients(readings: Sequence[Line]) -> dict[int, float]:
         for key in line:
             if key.endswith("/coefficient"):
                 found.setdefault(int(key.split("/")[0].removeprefix("skip")), []).append(float(line[key]))
-    return {index: statistics.fmean(values) for index, values in sorted(found.items())}
-
-
-def total_seconds(run: Run, lines: Sequence[Line]) -> float:
-    """The time of the training loop, over all sessions of a run."""
-    starts = json.loads(run.environment_file.read_bytes()) if run.environment_file.is_file() else []
-    times = [(line["step"], line["seconds"]) for line in lines if "seconds" in line]
-    return trained_seconds(times, [start["step"] for start in starts]) or 0.0
+    return {index: fmean(values) for index, values in sorted(found.items())}
 
 
 def read_distances(folder: Path, config: Config) -> tuple[str | None, Series, float | None]:
@@ -163,25 +131,9 @@ def read_distances(folder: Path, config: Config) -> tuple[str | None, Series, fl
     found = evaluations(folder, config.evaluation)
     ema = [one for one in found if one.weights == "ema"] or found
     if not ema:
-        return None, Series(), None
+        return None, {}, None
     name = distance_of(ema[-1])
     points = sorted((one.step, one.figures[name].value) for one in ema if one.fingerprint == ema[-1].fingerprint)
     last = {one.weights: one for one in found if one.step == config.training.steps}
     raw = last["raw"].figures[name].value if {"raw", "ema"} <= set(last) else None
-    return name, Series.of(dict(points)), raw
-
-
-def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:
-    """Those of a run with a Fréchet distance of the wanted network and number of images; others are not comparable."""
-    if not (folder / EVALUATIONS).is_file():
-        return []
-    # The recipe names a network, a network with its weights, or the path of a file, which is called by its name.
-    names = {wanted.network, wanted.network.partition(":")[0], Path(wanted.network).name}
-    # A run's own evaluations begin with image 0; others were made by hand.
-    own = [one for one in read_evaluations(folder) if one.seed == 0 and one.fingerprint.get("network") in names]
-    return [one for one in own if one.fingerprint.get("images") == wanted.images and distance_of(one)]
-
-
-def distance_of(one: Evaluation) -> str:
-    """The name of an evaluation's Fréchet distance: FID, or FD- and the network; empty if it has none."""
-    return next((name for name in one.figures if name == "FID" or name.startswith("FD-")), "")
+    return name, dict(points), raw

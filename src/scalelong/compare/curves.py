@@ -1,19 +1,19 @@
-"""Validation loss over training: one run smoothed, when it comes down to a level, and the mean of several runs."""
+"""Validation losses: smoothed along a run, the band of several runs, and their sensitivity to the learning rate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from .intervals import CONFIDENCE, mean_interval
+from .intervals import CONFIDENCE, Estimate, mean_interval
 
-BANDWIDTH = 0.25
-"""Of the smoothing, in the natural logarithm of the step: at step 1000 it reaches from 779 to 1284."""
+BANDWIDTH = 0.25  # Of the smoothing, in the natural logarithm of the step: at step 1000 it reaches from 779 to 1284.
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,8 @@ def smoothing(steps: Tensor, bandwidth: float = BANDWIDTH) -> Tensor:
 def log_steps_to(level: Tensor, steps: Tensor, losses: Tensor) -> Tensor:
     """Logarithm of the step at which a falling curve comes down to a level. Shape: (...), (K,), (..., K) → (...).
 
-    It is measured as the time spent above the level, in the logarithm of the step, with straight lines between the
-    evaluations. For a curve that crosses once that is the crossing; where a noisy one crosses again and again it is
-    neither the first, which comes early by luck, nor the last, which comes late. At the least it is the first step.
+    That is the time spent above the level, with straight lines between the evaluations. For a curve that crosses once
+    it is the crossing; for a noisy one neither the first crossing, which is early by luck, nor the last, which is late.
 
     >>> losses = torch.tensor([8.0, 4.0, 2.0, 1.0])
     >>> log_steps_to(torch.tensor(3.0), torch.tensor([1.0, 10.0, 100.0, 1000.0]), losses).exp()
@@ -112,3 +111,52 @@ def confidence_band(curves: Sequence[Curve], confidence: float = CONFIDENCE) -> 
     found = [mean_interval([table.get(step, math.nan) for table in tables], confidence) for step in steps]
     mean, low, high = (tuple(getattr(one, name) for one in found) for name in ("value", "low", "high"))
     return Band(steps, mean, low, high)
+
+
+def rate_sensitivity(
+    rates: Sequence[float], losses: Sequence[Sequence[float]], initial_loss: float, confidence: float = CONFIDENCE
+) -> Estimate:
+    """The loss that one gives away, on average over the rates, by not knowing the best; the interval is over seeds.
+
+    It is the mean over rates of min(loss, loss at initialisation), minus the best of them.
+    `losses` holds, for each rate, one loss for each seed; a run that diverged counts as the loss at initialisation.
+
+    >>> rate_sensitivity([1e-3, 2e-3, 4e-3], [[0.5], [0.25], [math.inf]], initial_loss=1.0)
+    Estimate(value=0.33..., low=None, high=None)
+    """
+    check_table(rates, losses)
+    # A loss that is not a number compares as false, and so counts as that at initialisation.
+    capped = ([loss if loss < initial_loss else initial_loss for loss in of_rate] for of_rate in losses)
+    sweeps = zip(*capped, strict=True)
+    found = mean_interval([fmean(sweep) - min(sweep) for sweep in sweeps], confidence)
+    return Estimate(found.value, None if found.low is None else max(0.0, found.low), found.high)
+
+
+def largest_stable_rate(
+    rates: Sequence[float], losses: Sequence[Sequence[float]], initial_loss: float, tolerance: float = 0.1
+) -> float | None:
+    """The last rate, going up from the best one, before a run diverges or the loss is no longer near the best.
+
+    Near is within a tolerance of what training gains: mean loss ≤ best + tolerance · (loss at initialisation − best).
+    None if a run diverged at every rate, or none came below the loss at initialisation.
+
+    >>> largest_stable_rate([1e-3, 2e-3, 4e-3], [[0.5], [0.25], [math.inf]], initial_loss=1.0)
+    0.002
+    """
+    check_table(rates, losses)
+    # A mean with an infinite loss is infinite; one with a loss that is not a number is no number.
+    means = {rate: fmean(of_rate) for rate, of_rate in zip(rates, losses, strict=True)}
+    means = {rate: mean for rate, mean in means.items() if mean < math.inf}
+    if not means or min(means.values()) >= initial_loss:
+        return None
+    best = min(means, key=lambda rate: means[rate])
+    limit = means[best] + tolerance * (initial_loss - means[best])
+    upwards = sorted(rate for rate in rates if rate >= best)
+    return list(takewhile(lambda rate: means.get(rate, math.inf) <= limit, upwards))[-1]
+
+
+def check_table(rates: Sequence[float], losses: Sequence[Sequence[float]]) -> None:
+    seeds = {len(of_rate) for of_rate in losses}
+    if len(rates) != len(losses) or len(seeds) != 1 or 0 in seeds or len(set(rates)) != len(rates):
+        counts = [len(of_rate) for of_rate in losses]
+        raise ValueError(f"each rate needs a loss for every seed: there are {len(rates)} rates and {counts} losses")

@@ -1,25 +1,34 @@
-"""What is compared: every method at every learning rate, depth and batch size, each with the same seeds."""
+"""What is compared: every method at every learning rate, depth and batch size, each with the same seeds.
+
+The folder of a comparison keeps it in comparison.json: it may grow, but not change.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import itertools
+import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from ..config import Config, load_recipe
+from ..monitor.readings import with_nulls
+from ..runs.run_dir import Run, check_folder, flatten
 from ..skips import METHODS
+from ..utils.atomic import replace_text
 
-POINTS = 20
-"""Points of a validation curve, at least, unless the recipe asks for more."""
-FEWEST_POINTS = 5
-"""Fewer leave nothing to compare a curve by."""
-READINGS = 100
-"""Readings of the monitor over a run."""
+FILE = "comparison.json"
+HINT = ": give the same command to resume, more seeds or methods to extend it, or another --out"
+
+POINTS = 20  # Points of a validation curve, at least, unless the recipe asks for more.
+FEWEST_POINTS = 5  # Fewer leave nothing to compare a curve by.
+READINGS = 100  # Readings of the monitor over a run.
 
 LABELS = {"cs": "CS", "cs-reversed": "CS reversed", "ls": "LS", "ls-individual": "LS individual", "ie": "IE"}
 LABELS |= {"learned-kappa": "learned κ"}
@@ -39,23 +48,22 @@ class Method:
     """
 
     name: str
-    given: tuple[tuple[str, str], ...] = ()
+    given: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Method:
-        name, *options = (part.strip() for part in text.split(":"))
+        name, *options = re.sub(r"\s*([:=])\s*", r"\1", text.strip()).split(":")
         if name not in METHODS:
             close = difflib.get_close_matches(name, METHODS, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise PlanError(f"there is no method {name!r}; {hint}Methods: {', '.join(METHODS)}")
-        pairs = [tuple(part.strip() for part in option.partition("=")[::2]) for option in options]
-        if not all(key and value for key, value in pairs):
+        if not all(re.fullmatch(r"[^=]+=.+", option) for option in options):
             raise PlanError(f"--methods {text!r}: write options as {name}:option=value, for instance cs:kappa=0.5")
-        return cls(name, tuple((key, value) for key, value in pairs))
+        return cls(name, tuple(options))
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        return (f"scaling.method={self.name}", *(f"scaling.{key}={value}" for key, value in self.given))
+        return (f"scaling.method={self.name}", *(f"scaling.{option}" for option in self.given))
 
     @property
     def id(self) -> str:
@@ -64,7 +72,7 @@ class Method:
         >>> Method.parse("cs:kappa=0.5").id
         'cs-kappa0.5'
         """
-        return safe("-".join([self.name, *(f"{key}{value}" for key, value in self.given)]))
+        return safe("-".join([self.name, *(option.replace("=", "", 1) for option in self.given)]))
 
 
 @dataclass(frozen=True)
@@ -87,26 +95,19 @@ class Arm:
     @property
     def label(self) -> str:
         """The method for people, without its setting."""
-        name = self.method.name
         shown = [f"{SYMBOLS.get(key, f'{key} ')}{constant(value)}" for key, value in self.options.items()]
-        return " ".join([LABELS.get(name, name), *shown])
+        return " ".join([LABELS.get(self.method.name, self.method.name), *shown])
 
     @property
-    def lr(self) -> float:
-        return self.config.optim.lr
-
-    @property
-    def depth(self) -> int:
-        return self.config.model.depth
-
-    @property
-    def batch(self) -> int:
-        return self.config.training.batch_size
+    def axes(self) -> dict[str, Any]:
+        """What arms are crossed by, besides the method."""
+        config = self.config
+        return {"lr": config.optim.lr, "depth": config.model.depth, "batch": config.training.batch_size}
 
     @property
     def setting(self) -> str:
         """Arms of the same setting are compared with each other."""
-        return f"lr {self.lr:g}, depth {self.depth}, batch {self.batch}"
+        return "lr {lr:g}, depth {depth}, batch {batch}".format(**self.axes)
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ class Plan:
     @property
     def runs(self) -> list[PlannedRun]:
         """Seed by seed, so that the runs of a pair see the same load of the machine; no arm is always the first."""
-        arms = self.arms
-        turns = [(arms[k % len(arms) :] + arms[: k % len(arms)], seed) for k, seed in enumerate(self.seeds)]
+        arms, count = self.arms * 2, len(self.arms)
+        turns = [(arms[k % count : k % count + count], seed) for k, seed in enumerate(self.seeds)]
         return [PlannedRun(arm, seed) for turn, seed in turns for arm in turn]
 
     @property
@@ -195,7 +196,8 @@ def make_arm(recipe: str | Path, method: Method, setting: Sequence[tuple[str, st
     crossed = [override for override, _ in setting if override]
     config = load_recipe(recipe, [*overrides, *crossed, *method.overrides])
     explicit = {override.partition("=")[0].strip() for override in overrides}
-    return Arm(method.id + safe("".join(suffix for _, suffix in setting)), method, with_intervals(config, explicit))
+    suffix = safe("".join(suffix for _, suffix in setting))
+    return Arm(method.id + suffix, method, with_intervals(config, explicit))
 
 
 def check_different(arms: Sequence[Arm]) -> None:
@@ -207,10 +209,7 @@ def check_different(arms: Sequence[Arm]) -> None:
 
 
 def with_intervals(config: Config, explicit: set[str]) -> Config:
-    """The recipe with intervals that suit a comparison, except for those that the user set.
-
-    Curves of at least 20 points, 100 readings of the monitor, samples at the end, a checkpoint every tenth.
-    """
+    """The recipe with intervals that suit a comparison, except for those that the user set."""
     training, steps = config.training, config.training.steps
     every = min(training.validate_every or steps, max(1, steps // POINTS))
     intervals = {
@@ -232,13 +231,6 @@ def with_intervals(config: Config, explicit: set[str]) -> Config:
     return found
 
 
-def only_training(config: Config, steps: int) -> Config:
-    """The recipe so many steps long, with nothing on the way: no validation, samples, monitor or evaluation."""
-    nothing = dict.fromkeys(("validate_every", "sample_every", "monitor_every"))
-    found = with_training(config, {**nothing, "steps": steps, "checkpoint_every": steps, "keep_last": 1})
-    return found.model_copy(update={"evaluation": config.evaluation.model_copy(update={"every": None})})
-
-
 def with_training(config: Config, changes: dict[str, Any]) -> Config:
     content = config.model_dump()
     return Config.model_validate({**content, "training": {**content["training"], **changes}})
@@ -257,3 +249,59 @@ def constant(value: Any) -> str:
 def safe(name: str) -> str:
     """A name without what folders or shells take for something else."""
     return "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in name)
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """A JSON file that is complete or, as before, the old one; a number that is not finite is null."""
+    replace_text(path, json.dumps(with_nulls(content), indent=1) + "\n")
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON, with every arm's resolved recipe."""
+    arms = [
+        {"id": arm.id, "label": arm.label, "setting": arm.setting, "config": arm.config.model_dump(mode="json")}
+        for arm in plan.arms
+    ]
+    about = {"recipe": plan.recipe, "seeds": list(plan.seeds), "baseline": plan.baseline.id}
+    return {**about, "arms": arms}
+
+
+def save_plan(folder: Path, plan: Plan, command: str) -> str:
+    """Write what is compared, if the folder is free for it; returns when the comparison was first begun."""
+    check_plan(folder, plan)
+    created = read_plan(folder).get("created") or now()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / FILE, {"created": created, "command": command, **describe_plan(plan)})
+    return created
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The plan in a folder; empty if it has none."""
+    path = folder / FILE
+    return json.loads(path.read_bytes()) if path.is_file() else {}
+
+
+def check_plan(folder: Path, plan: Plan) -> None:
+    """Raise unless the folder is new, or holds this comparison or a part of it."""
+    before, now = read_plan(folder), describe_plan(plan)
+    if not before:
+        if Run(folder).exists:
+            raise PlanError(f"{folder} is the folder of a single run: choose another --out")
+        check_folder(Run(folder))
+        return
+    arms = {arm["id"]: flatten(arm["config"]) for arm in now["arms"]}
+    for arm in before["arms"]:
+        if arm["id"] not in arms:
+            raise PlanError(f"{folder} holds a comparison with {arm['id']}, which is not asked for now{HINT}")
+        old, new = flatten(arm["config"]), arms[arm["id"]]
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        if changed := ", ".join(f"{key} {old.get(key)} → {new.get(key)}" for key in keys[:4]):
+            raise PlanError(f"{folder} holds a comparison with other settings of {arm['id']} ({changed}){HINT}")
+    if not set(before["seeds"]) <= set(plan.seeds):
+        raise PlanError(f"{folder} holds a comparison with {len(before['seeds'])} seeds, now {len(plan.seeds)}{HINT}")
+    if before["baseline"] != now["baseline"]:
+        raise PlanError(f"{folder} compares with {before['baseline']}, not with {now['baseline']}{HINT}")

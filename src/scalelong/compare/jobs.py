@@ -1,4 +1,4 @@
-"""One process for each run: `submit` starts it, `poll` tells how it ended, `stop` lets it save.
+"""One process for each run: `submit` starts it, `poll` tells how it ended.
 
 Processes are forked from a server that has imported what runs need. What a job found is in its run's files; what it
 printed, with the traceback of an error, is in its log.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import select
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -25,27 +24,16 @@ from typing import Any, Literal
 import torch
 
 from ..config import Config
-from ..evaluation import Plan as EvaluationPlan
-from ..evaluation import evaluate_run
-from ..guard.nonfinite import TrainingDiverged
 from ..kappa.recipe import advise_recipe
-from ..training import Display, train
-from ..training.logger import Silent
 from ..training.signals import SUPERVISED
-from ..utils.atomic import locked
 from ..utils.process import keep_freed_memory
-from .collect import evaluations
-from .folder import write_json
-from .outcome import Outcome, measure_outcome, write_outcome
+from .grid import write_json
+from .outcome import STOPPED
 
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"  # Windows
 PRELOADED = ["scalelong.compare.jobs", "diffusers", "sklearn.datasets"]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPED = 128 + signal.SIGTERM
-"""The exit code of a run that was told to stop, and has saved."""
-WAIT_SECONDS = 60.0
-"""For the process of a comparison that was killed just now, which needs a moment to notice."""
 
 
 @dataclass(frozen=True)
@@ -78,32 +66,26 @@ def submit(job: Job, slot: int, threads: int) -> Running:
     environment = job_environment(slot, threads)
     context: Any = multiprocessing.get_context(METHOD)
     process = context.Process(target=perform, args=(job, environment, threads))
-    with without_main():
+    # Without the user's script, which each new process would run once more.
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
         start_server(context, environment)
         process.start()
+    finally:
+        sys.modules["__main__"] = main
     return Running(job, process)
 
 
 def poll(running: Running) -> End | None:
     """How a job ended; None while it runs."""
     code = running.process.exitcode
-    if code is None:
-        return None
-    if code == 0:
-        return End("done")
+    if not code:
+        return None if code is None else End("done")
     if code in (STOPPED, -signal.SIGTERM):
         return End("stopped", "its process was told to stop")
     if code == 1:  # The last line of the log is the error.
         return End("failed", running.job.log.read_text(errors="replace").strip().rpartition("\n")[2])
     return End("lost", f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
-
-
-def stop(running: Running) -> None:
-    """Ask a run to finish its step and save; one that is not in training ends at once.
-
-    Whoever ends a whole job, as a cluster does, has sent it this signal already; it does not mind the second.
-    """
-    running.process.terminate()
 
 
 def start_server(context: Any, environment: Mapping[str, str]) -> None:
@@ -131,17 +113,6 @@ def start_server(context: Any, environment: Mapping[str, str]) -> None:
         os.environ.update(variables)
 
 
-@contextmanager
-def without_main() -> Iterator[None]:
-    """While processes are started, hide the user's script, which each of them would run once more."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
 def perform(job: Job, environment: Mapping[str, str], threads: int) -> None:
     """What the process of a job does."""
     with suppress(AttributeError):  # Windows
@@ -167,64 +138,14 @@ def perform(job: Job, environment: Mapping[str, str], threads: int) -> None:
 
 def end_with_parent() -> None:
     """A comparison that is killed leaves no run behind; checkpoints are complete or absent in any case."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a job has a process of its own"
-    parent.join()
+    if parent := multiprocessing.parent_process():
+        parent.join()
     os._exit(0)
-
-
-def run(folder: Path, config: Config) -> None:
-    """The job of a run."""
-    with locked(folder / ".job", f"another process is training in {folder}", wait=WAIT_SECONDS):
-        outcome = train_and_measure(folder, config)
-    if outcome is None:
-        sys.exit(STOPPED)
 
 
 def write_advice(file: Path, config: Config) -> None:
     """The job of the κ advice: measure the recipe's unscaled network on what it would train on."""
     write_json(file, advise_recipe(config).summary())
-
-
-def train_and_measure(folder: Path, config: Config, display: Display | None = None) -> Outcome | None:
-    """Train, or resume; then measure how it ended and write it down. None if it was told to stop."""
-    diverged = None
-    try:
-        with noticing_signals() as told_to_stop:
-            train(config, folder, display=display or Silent())
-            if told_to_stop():
-                return None
-    except TrainingDiverged as error:
-        diverged = str(error)
-    outcome = measure_outcome(folder, config, diverged)
-    if outcome.status == "finished":
-        evaluate_last_step(folder, config)
-    write_outcome(folder, outcome)
-    return outcome
-
-
-@contextmanager
-def noticing_signals() -> Iterator[Callable[[], bool]]:
-    """Whether a signal has come since, whoever handled it: a trainer does not tell of one during its last step."""
-    reading, writing = os.pipe()
-    for end in (reading, writing):
-        os.set_blocking(end, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    try:
-        yield lambda: bool(select.select([reading], [], [], 0)[0])
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(reading)
-        os.close(writing)
-
-
-def evaluate_last_step(folder: Path, config: Config) -> None:
-    """Evaluate the weights of the last step that a signal kept the trainer from."""
-    wanted = config.evaluation
-    done = {one.weights for one in evaluations(folder, wanted) if one.step == config.training.steps}
-    missing: Any = tuple(weights for weights in wanted.chosen if weights not in done)
-    if wanted.every is not None and missing:
-        evaluate_run(folder, EvaluationPlan(wanted.images, missing, wanted.network))
 
 
 def job_environment(slot: int, threads: int) -> dict[str, str]:

@@ -1,9 +1,15 @@
-"""How a run of a comparison ended, and what is measured once it has: kept in a small file in its folder."""
+"""What the process of a run does: train, or resume; then measure how it ended, and keep that in a small file."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,24 +18,31 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config, build_model
+from ..config.schema import EvaluationConfig
+from ..evaluation import Plan as EvaluationPlan
+from ..evaluation import evaluate_run
+from ..evaluation.results import FILE as EVALUATIONS
+from ..evaluation.results import Evaluation, read_evaluations
+from ..guard.nonfinite import TrainingDiverged
 from ..runs import Run, read_metrics
 from ..runs.model import load_network
-from ..training.validation import Validation, open_validation
+from ..training import Display, train
+from ..training.logger import Silent
+from ..training.validation import open_validation
+from ..utils.atomic import locked
 from ..utils.rng import keyed_generator
-from .folder import write_json
+from .grid import write_json
 
 FILE = "outcome.json"
-
-SIGMAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-"""Standard deviations of the extra noise; images lie in [−1, 1]."""
-
-FAR_ABOVE = 2.0
-"""A final loss of so many times the untrained network's is a divergence, even if every number is finite."""
+STOPPED = 128 + signal.SIGTERM  # The exit code of a run that was told to stop, and has saved.
+WAIT_SECONDS = 60.0  # For the process of a comparison that was killed just now, which needs a moment to notice.
+SIGMAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # Standard deviations of the extra noise; images lie in [−1, 1].
+FAR_ABOVE = 2.0  # So many times the untrained network's loss is a divergence, even if every number is finite.
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that came to its end; `noise_losses` are validation losses with extra noise of `SIGMAS` in the input."""
+    """A run that came to its end; `noise_losses` are validation losses (EMA) with extra input noise of `SIGMAS`."""
 
     status: Literal["finished", "diverged"]
     step: int
@@ -38,17 +51,43 @@ class Outcome:
     noise_losses: tuple[float | None, ...] | None = None
 
 
-class NoisyInput(nn.Module):
-    """A network whose input gets Gaussian noise of its own: x_t' = x_t + σ·δ (the paper's Section 3.3)."""
+def run(folder: Path, config: Config) -> None:
+    """The job of a run."""
+    with locked(folder / ".job", f"another process is training in {folder}", wait=WAIT_SECONDS):
+        outcome = train_and_measure(folder, config)
+    if outcome is None:
+        sys.exit(STOPPED)
 
-    def __init__(self, network: nn.Module, sigma: float, seed: int) -> None:
-        super().__init__()
-        self.network, self.sigma = network, sigma
-        self.generator = keyed_generator(seed, "extra noise", 0)
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        extra = torch.randn(x.shape, generator=self.generator).to(x)
-        return self.network(x + self.sigma * extra, *args, **kwargs)
+def train_and_measure(folder: Path, config: Config, display: Display | None = None) -> Outcome | None:
+    """Train, or resume; then measure how it ended and write it down. None if it was told to stop."""
+    diverged = None
+    try:
+        with noticing_signals() as told_to_stop:
+            train(config, folder, display=display or Silent())
+            if told_to_stop():
+                return None
+    except TrainingDiverged as error:
+        diverged = str(error)
+    outcome = measure_outcome(folder, config, diverged)
+    if outcome.status == "finished":
+        evaluate_last_step(folder, config)
+    write_json(folder / FILE, asdict(outcome))
+    return outcome
+
+
+@contextmanager
+def noticing_signals() -> Iterator[Callable[[], bool]]:
+    """Whether a signal has come since, whoever handled it: a trainer does not tell of one during its last step."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield lambda: bool(select.select([reading], [], [], 0)[0])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
 
 
 def measure_outcome(folder: Path, config: Config, diverged: str | None = None) -> Outcome:
@@ -61,15 +100,11 @@ def measure_outcome(folder: Path, config: Config, diverged: str | None = None) -
     if not worst <= FAR_ABOVE * initial:
         message = f"final validation loss {worst:.4g}, untrained {initial:.4g}"
         return Outcome("diverged", config.training.steps, message, initial)
-    return Outcome("finished", config.training.steps, None, initial, noise_losses(folder, config, validation))
-
-
-def noise_losses(folder: Path, config: Config, validation: Validation) -> tuple[float, ...]:
-    """The validation loss of the EMA weights when the noised images get extra noise; the same δ for every σ."""
     checkpoint = Run(folder).checkpoints().latest()
     assert checkpoint is not None, "a run that ended has a checkpoint"
     network = load_network(config, checkpoint, "ema")
-    return tuple(validation.loss(NoisyInput(network, sigma, config.seed)) for sigma in SIGMAS)
+    noisy = tuple(validation.loss(NoisyInput(network, sigma, config.seed)) for sigma in SIGMAS)
+    return Outcome("finished", config.training.steps, None, initial, noisy)
 
 
 def last_loss(folder: Path) -> float:
@@ -79,15 +114,48 @@ def last_loss(folder: Path) -> float:
     return math.nan if any(map(math.isnan, found)) else max(found)
 
 
-def write_outcome(folder: Path, outcome: Outcome) -> None:
-    write_json(folder / FILE, asdict(outcome))
+class NoisyInput(nn.Module):
+    """A network whose input gets Gaussian noise of its own: x_t' = x_t + σ·δ (Section 3.3), the same δ for every σ."""
+
+    def __init__(self, network: nn.Module, sigma: float, seed: int) -> None:
+        super().__init__()
+        self.network, self.sigma = network, sigma
+        self.generator = keyed_generator(seed, "extra noise", 0)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        extra = torch.randn(x.shape, generator=self.generator).to(x)
+        return self.network(x + self.sigma * extra, *args, **kwargs)
+
+
+def evaluate_last_step(folder: Path, config: Config) -> None:
+    """Evaluate the weights of the last step that a signal kept the trainer from."""
+    wanted = config.evaluation
+    done = {one.weights for one in evaluations(folder, wanted) if one.step == config.training.steps}
+    missing: Any = tuple(weights for weights in wanted.chosen if weights not in done)
+    if wanted.every is not None and missing:
+        evaluate_run(folder, EvaluationPlan(wanted.images, missing, wanted.network))
+
+
+def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:
+    """Those of a run with a Fréchet distance of the wanted network and number of images; others are not comparable."""
+    if not (folder / EVALUATIONS).is_file():
+        return []
+    # The recipe names a network, a network with its weights, or the path of a file, which is called by its name.
+    names = {wanted.network, wanted.network.partition(":")[0], Path(wanted.network).name}
+    # A run's own evaluations begin with image 0; others were made by hand.
+    own = [one for one in read_evaluations(folder) if one.seed == 0 and one.fingerprint.get("network") in names]
+    return [one for one in own if one.fingerprint.get("images") == wanted.images and distance_of(one)]
+
+
+def distance_of(one: Evaluation) -> str:
+    """The name of an evaluation's Fréchet distance: FID, or FD- and the network; empty if it has none."""
+    return next((name for name in one.figures if name == "FID" or name.startswith("FD-")), "")
 
 
 def read_outcome(folder: Path) -> Outcome | None:
     """None for a run that has not come to its end."""
-    try:
-        content = json.loads((folder / FILE).read_bytes())
-    except FileNotFoundError:
+    if not (folder / FILE).is_file():
         return None
+    content = json.loads((folder / FILE).read_bytes())
     noise = content.pop("noise_losses")
-    return Outcome(**content, noise_losses=None if noise is None else tuple(noise))
+    return Outcome(**content, noise_losses=noise and tuple(noise))

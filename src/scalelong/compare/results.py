@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..monitor.readings import with_nulls
 from ..runs.run_dir import git_commit, versions
-from ..utils.atomic import atomic_write
+from ..utils.atomic import replace_text
 from .collect import OSCILLATIONS, Records, RunRecord, Series
-from .curves import Curve, confidence_band
-from .folder import write_json
-from .grid import Arm, Plan
+from .curves import Curve, confidence_band, largest_stable_rate, rate_sensitivity
+from .grid import Arm, Plan, now, write_json
 from .intervals import CONFIDENCE, Estimate, mean_interval, paired_difference, proportion_interval
 from .outcome import SIGMAS
-from .rates import largest_stable_rate, rate_sensitivity
 from .speedup import speedup
-from .verdicts import Speedup
 
 FILE = "results.json"
 VERSION = 1
@@ -30,23 +28,23 @@ VERSION = 1
 OF_ARM = ("label", "method", "lr", "depth", "batch")
 OF_RUN = ("seed", "status", "step", "seconds", "seconds_per_step", "final_loss", "final_fd", "message", "folder")
 
+DONE = {"finished", "diverged"}
 
-@dataclass(frozen=True)
+Table = dict[str, Any]
+
+
+@dataclass
 class Metadata:
-    """What is known of a comparison besides its runs' folders."""
+    """What is known of a comparison besides its runs' folders; the launcher keeps it up to date."""
 
     command: str
     created: str
-    updated: str
     workers: int
     threads: int
-    active: frozenset[str] = frozenset()
-    """The folders of runs that are being trained."""
-    failures: Mapping[str, str] = field(default_factory=dict)
-    """The folders of runs that failed, and why."""
-    warnings: Sequence[str] = ()
-    parameters: Mapping[str, int] = field(default_factory=dict)
-    """Of each arm."""
+    parameters: Mapping[str, int] = field(default_factory=dict)  # Of each arm.
+    active: set[str] = field(default_factory=set)  # The folders of runs that are being trained.
+    failures: dict[str, str] = field(default_factory=dict)  # The folders of runs that failed, and why.
+    warnings: list[str] = field(default_factory=list)
 
 
 def write_results(folder: Path, results: Mapping[str, Any]) -> None:
@@ -59,11 +57,9 @@ def write_results(folder: Path, results: Mapping[str, Any]) -> None:
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([header, *rows])
-
-    atomic_write(path, write)
+    text = io.StringIO()
+    csv.writer(text).writerows([header, *rows])
+    replace_text(path, text.getvalue())
 
 
 def curve_rows(results: Mapping[str, Any]) -> Iterator[list[Any]]:
@@ -75,19 +71,20 @@ def curve_rows(results: Mapping[str, Any]) -> Iterator[list[Any]]:
                 yield from ([arm["id"], run["seed"], name, step, value] for step, value in points if value is not None)
 
 
-def summarise(plan: Plan, records: Records, metadata: Metadata) -> dict[str, Any]:
+def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
     """Everything in results.json; what cannot be had is null."""
     arms = [describe_arm(arm, records[arm.id], metadata) for arm in plan.arms]
     statuses = [run["status"] for arm in arms for run in arm["runs"]]
+    missing = set(statuses) - DONE
     content = {
         "version": VERSION,
         "recipe": plan.recipe,
         "description": plan.arms[0].config.description,
         "command": metadata.command,
         "created": metadata.created,
-        "updated": metadata.updated,
-        "status": overall_status(set(statuses)),
-        "runs_done": sum(status in ("finished", "diverged") for status in statuses),
+        "updated": now(),
+        "status": "running" if missing - {"failed"} else "incomplete" if missing else "finished",
+        "runs_done": sum(status in DONE for status in statuses),
         "runs_total": len(plan.runs),
         "environment": {**software(), "threads": metadata.threads, "workers": metadata.workers},
         "steps": plan.steps,
@@ -102,21 +99,14 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> dict[str, Any
     return with_nulls(content)
 
 
-def overall_status(statuses: set[str]) -> str:
-    """finished, running, or incomplete where all that is missing has failed."""
-    if statuses <= {"finished", "diverged"}:
-        return "finished"
-    return "incomplete" if statuses <= {"finished", "diverged", "failed"} else "running"
-
-
 @cache
-def software() -> dict[str, Any]:
+def software() -> Table:
     commit = git_commit(Path(__file__).parent)
     python = {"python": platform.python_version(), **versions()}
     return {"versions": python, "commit": commit, "platform": platform.platform()}
 
 
-def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> dict[str, Any]:
+def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> Table:
     ended = [run for run in runs if run.outcome is not None]
     diverged = sum(run.diverged for run in ended)
     low, high = proportion_interval(diverged, len(ended))
@@ -126,12 +116,10 @@ def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> dic
         "label": arm.label,
         "method": arm.method.name,
         "options": arm.options,
-        "lr": arm.lr,
-        "depth": arm.depth,
-        "batch": arm.batch,
+        **arm.axes,
         "setting": arm.setting,
         "initial_loss": initial_loss(runs),
-        "final_loss": as_dict(mean_interval([run.final_loss for run in ended])),
+        "final_loss": asdict(mean_interval([run.final_loss for run in ended])),
         "final_fd": mean_of_all([run.final_distance for run in ended]),
         "final_fd_raw": mean_of_all([run.raw_distance for run in ended]),
         "runs": [describe_run(run, metadata) for run in runs],
@@ -145,51 +133,39 @@ def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> dic
     }
 
 
-def describe_run(run: RunRecord, metadata: Metadata) -> dict[str, Any]:
-    failure = metadata.failures.get(run.folder)
+def describe_run(run: RunRecord, metadata: Metadata) -> Table:
+    message, final_loss = metadata.failures.get(run.folder), None
     begun = "running" if run.folder in metadata.active or run.step else "pending"
-    status, message = ("failed" if failure else begun), failure
+    status = "failed" if message else begun
     if run.outcome is not None:
-        status, message = run.outcome.status, run.outcome.message
-    return {
-        "seed": run.seed,
-        "folder": run.folder,
-        "status": status,
-        "step": run.step,
-        "seconds": run.seconds,
-        "seconds_per_step": run.seconds_per_step,
-        "final_loss": run.final_loss if run.outcome is not None else None,
-        "final_fd": run.final_distance,
-        "message": message,
-    }
+        status, message, final_loss = run.outcome.status, run.outcome.message, run.final_loss
+    times = {"seconds": run.seconds, "seconds_per_step": run.seconds_per_step}
+    found = {"final_loss": final_loss, "final_fd": run.final_distance, "message": message}
+    return {"seed": run.seed, "folder": run.folder, "status": status, "step": run.step, **times, **found}
 
 
-def describe_curves(runs: Sequence[Series]) -> dict[str, Any]:
+def describe_curves(runs: Sequence[Series]) -> Table:
     """Every run's curve on the steps of all of them, and the band of their mean."""
-    band = confidence_band([Curve(run.steps, run.values) for run in runs], CONFIDENCE)
-    rows = [[run.table.get(step) for step in band.steps] for run in runs]
-    return {"steps": band.steps, "mean": band.mean, "low": band.low, "high": band.high, "runs": rows}
+    band = confidence_band([Curve(tuple(run), tuple(run.values())) for run in runs])
+    return {**asdict(band), "runs": [[run.get(step) for step in band.steps] for run in runs]}
 
 
-def describe_oscillation(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+def describe_oscillation(runs: Sequence[RunRecord]) -> Table | None:
     """The mean at each reading that all runs have which were read at all; one that diverged ends it for the others."""
-    tables = {
-        kind: [series.table for run in runs if (series := run.oscillation.get(kind, Series())).steps]
-        for kind in OSCILLATIONS
-    }
-    every = [set(table) for many in tables.values() for table in many]
-    steps = sorted(set.intersection(*every)) if all(tables.values()) else []
-    means = {kind: [math.fsum(t[s] for t in many) / len(many) for s in steps] for kind, many in tables.items()}
+    read = {kind: [found for run in runs if (found := run.oscillation.get(kind))] for kind in OSCILLATIONS}
+    every = [set(series) for many in read.values() for series in many]
+    steps = sorted(set.intersection(*every)) if all(read.values()) else []
+    means = {kind: [math.fsum(one[s] for one in many) / len(many) for s in steps] for kind, many in read.items()}
     return {"steps": steps, **means} if steps else None
 
 
-def describe_coefficients(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+def describe_coefficients(runs: Sequence[RunRecord]) -> Table | None:
     indices = sorted({index for run in runs for index in run.coefficients})
     found = [mean_interval([run.coefficients[i] for run in runs if i in run.coefficients]) for i in indices]
     return {"index": indices, **columns(found)} if indices else None
 
 
-def describe_noise(ended: Sequence[RunRecord]) -> dict[str, Any] | None:
+def describe_noise(ended: Sequence[RunRecord]) -> Table | None:
     """Over all runs that ended: one that diverged was not measured, and the mean of the others would flatter."""
     rows = [run.outcome.noise_losses for run in ended if run.outcome is not None and run.outcome.noise_losses]
     if not rows or len(rows) < len(ended):
@@ -198,73 +174,65 @@ def describe_noise(ended: Sequence[RunRecord]) -> dict[str, Any] | None:
     return {"sigma": SIGMAS, **columns(found)}
 
 
-def describe_pair(arm: Arm, base: Arm, records: Records) -> dict[str, Any]:
+def describe_pair(arm: Arm, base: Arm, records: Records) -> Table:
     """The method against the baseline, over the seeds of which both runs have ended."""
-    both = zip(records[base.id], records[arm.id], strict=True)
-    pairs = [(b, m) for b, m in both if b.outcome is not None and m.outcome is not None]
-    bases, methods = [b.curve for b, _ in pairs], [m.curve for _, m in pairs]
-    steps = speedup(bases, methods, clock="steps", confidence=CONFIDENCE)
-    seconds = speedup(bases, methods, clock="seconds", confidence=CONFIDENCE)
+    both = zip(records[arm.id], records[base.id], strict=True)
+    pairs = [(m, b) for m, b in both if m.outcome is not None and b.outcome is not None]
+    methods, bases = [m.curve for m, _ in pairs], [b.curve for _, b in pairs]
+    steps, seconds = speedup(bases, methods, clock="steps"), speedup(bases, methods, clock="seconds")
+    found: Table = {"arm": arm.id, "baseline": base.id, "setting": arm.setting, "pairs": len(pairs)}
+    for one in (steps, seconds):
+        low, high = (one.low, one.high) if one.varies else (None, None)
+        found[f"speedup_{one.clock}"] = {"value": one.value, "low": low, "high": high, "bound": one.bound}
     return {
-        "arm": arm.id,
-        "baseline": base.id,
-        "setting": arm.setting,
-        "pairs": len(pairs),
-        "speedup_steps": describe_speedup(steps),
-        "speedup_seconds": describe_speedup(seconds),
+        **found,
         "verdict": steps.verdict,
         "sentence": steps.sentence(arm.label, base.label),
         "verdict_seconds": seconds.verdict,
         "sentence_seconds": seconds.sentence(arm.label, base.label),
         "more_seeds": steps.more_seeds,
-        "final_loss": difference([(m.final_loss, b.final_loss) for b, m in pairs]),
-        "final_fd": difference([(m.final_distance, b.final_distance) for b, m in pairs]),
-        "oscillation": difference([(m.mean_oscillation("feature"), b.mean_oscillation("feature")) for b, m in pairs]),
+        "final_loss": difference([(m.final_loss, b.final_loss) for m, b in pairs]),
+        "final_fd": difference([(m.final_distance, b.final_distance) for m, b in pairs]),
+        "oscillation": difference([(m.mean_oscillation("feature"), b.mean_oscillation("feature")) for m, b in pairs]),
     }
 
 
-def describe_speedup(found: Speedup) -> dict[str, Any]:
-    """A speed-up; `bound` says that it is at least or at most so large, which may be all that is known."""
-    low, high = (found.low, found.high) if found.varies else (None, None)
-    return {"value": found.value, "low": low, "high": high, "bound": found.bound}
-
-
-def difference(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, Any] | None:
+def difference(pairs: Sequence[tuple[float | None, float | None]]) -> Table | None:
     """Method minus baseline; None if a number is missing."""
     whole = [(m, b) for m, b in pairs if m is not None and b is not None]
     if not whole or len(whole) < len(pairs):
         return None
-    found = paired_difference([m for m, _ in whole], [b for _, b in whole], CONFIDENCE)
+    found = paired_difference([m for m, _ in whole], [b for _, b in whole])
     return {"difference": found.value, "low": found.low, "high": found.high, "p": found.p}
 
 
-def describe_rates(plan: Plan, records: Records) -> list[dict[str, Any]]:
+def describe_rates(plan: Plan, records: Records) -> list[Table]:
     """For each method that ran at several learning rates, how much their choice matters."""
     groups: dict[tuple[str, int, int], list[Arm]] = {}
     for arm in plan.arms:
-        groups.setdefault((arm.method.id, arm.depth, arm.batch), []).append(arm)
+        groups.setdefault((arm.method.id, arm.axes["depth"], arm.axes["batch"]), []).append(arm)
     found = [describe_sweep(arms, [records[arm.id] for arm in arms]) for arms in groups.values() if len(arms) > 1]
     return [sweep for sweep in found if sweep is not None]
 
 
-def describe_sweep(arms: Sequence[Arm], table: Sequence[Sequence[RunRecord]]) -> dict[str, Any] | None:
+def describe_sweep(arms: Sequence[Arm], table: Sequence[Sequence[RunRecord]]) -> Table | None:
     """None until a seed has ended at every rate."""
     seeds = [runs for runs in zip(*table, strict=True) if all(run.outcome is not None for run in runs)]
     initial = next((loss for runs in table if (loss := initial_loss(runs)) is not None), None)
     if not seeds or initial is None:
         return None
-    rates, losses = [arm.lr for arm in arms], [[run.final_loss for run in runs] for runs in zip(*seeds, strict=True)]
+    first, rates = arms[0], [arm.axes["lr"] for arm in arms]
+    losses = [[run.final_loss for run in runs] for runs in zip(*seeds, strict=True)]
     spread = columns([mean_interval(of_rate) for of_rate in losses])
     return {
-        "method": arms[0].method.id,
-        "label": arms[0].label,
-        "depth": arms[0].depth,
-        "batch": arms[0].batch,
+        "method": first.method.id,
+        "label": first.label,
+        **{name: first.axes[name] for name in ("depth", "batch")},
         "rates": rates,
         "losses": spread["mean"],
         "low": spread["low"],
         "high": spread["high"],
-        "sensitivity": as_dict(rate_sensitivity(rates, losses, initial, CONFIDENCE)),
+        "sensitivity": asdict(rate_sensitivity(rates, losses, initial)),
         "largest_stable_rate": largest_stable_rate(rates, losses, initial),
     }
 
@@ -279,8 +247,7 @@ def cautions(plan: Plan, records: Records) -> list[str]:
     """What a reader of the numbers should know."""
     found = []
     for arm in plan.arms:
-        lost = {run.seed: run.outcome.message for run in records[arm.id] if run.outcome and run.diverged}
-        if lost:
+        if lost := {run.seed: run.outcome.message for run in records[arm.id] if run.outcome and run.diverged}:
             seeds, reason = ", ".join(map(str, lost)), next(iter(lost.values()))
             found.append(f"{arm.label} ({arm.setting}): diverged with seed {seeds}: {reason}")
     if len(plan.seeds) < 3:
@@ -288,17 +255,12 @@ def cautions(plan: Plan, records: Records) -> list[str]:
     return found
 
 
-def mean_of_all(values: Sequence[float | None]) -> dict[str, Any] | None:
+def mean_of_all(values: Sequence[float | None]) -> Table | None:
     """The mean over runs that ended, with its interval; None if one has no value: without it the mean would flatter."""
     found = [value for value in values if value is not None]
-    return as_dict(mean_interval(found)) if found and len(found) == len(values) else None
-
-
-def as_dict(found: Estimate) -> dict[str, float | None]:
-    return {"value": found.value, "low": found.low, "high": found.high}
+    return asdict(mean_interval(found)) if found and len(found) == len(values) else None
 
 
 def columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:
     """Several estimates side by side."""
-    rows = [(one.value, one.low, one.high) for one in found]
-    return {name: [row[place] for row in rows] for place, name in enumerate(("mean", "low", "high"))}
+    return {"mean": [x.value for x in found], "low": [x.low for x in found], "high": [x.high for x in found]}

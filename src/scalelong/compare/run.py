@@ -5,40 +5,103 @@
 
 from __future__ import annotations
 
-import statistics
+import json
 import tempfile
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.connection import wait
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import torch
 
-from ..config import Config, summarise
+from ..config import Config
+from ..config import summarise as summarise_recipe
 from ..config.inputs import open_inputs
 from ..evaluation import load_features
+from ..runs import Run, read_metrics
 from ..training import train
 from ..training.logger import Silent
 from ..training.signals import StopSignals
 from ..utils.atomic import locked
-from . import jobs
+from . import jobs, outcome
 from .collect import RunRecord, collect
-from .folder import check_plan, now, read_plan, save_plan
-from .grid import Plan, PlannedRun, only_training
+from .grid import Arm, Plan, PlannedRun, check_plan, read_plan, save_plan, with_training
 from .jobs import End, Job, Running
-from .progress import Display, Progress, RunState, read_progress
-from .results import Metadata, write_results
-from .results import summarise as summarise_results
+from .results import Metadata, summarise, write_results
 
 ADVICE = "kappa.json"
 TICK = 0.25
-ATTEMPTS = 3
-"""How many processes may die of one run before it counts as failed."""
-SAVE_SECONDS = 120.0
-"""How long a run may take to finish its step and save, once it is told to stop."""
+TAIL = 1 << 20  # Bytes at the end of a run's metrics in which its last validation loss is looked for.
+ATTEMPTS = 3  # How many processes may die of one run before it counts as failed.
+SAVE_SECONDS = 120.0  # How long a run may take to finish its step and save, once it is told to stop.
 TIMED_STEPS = 7
+
+
+@dataclass
+class RunState:
+    """One run as it is now; `loss` is its last validation loss."""
+
+    status: str
+    step: int
+    loss: float | None = None
+
+
+@dataclass
+class Progress:
+    """The state of every run, by folder, and the speed since the command began."""
+
+    plan: Plan
+    states: dict[str, RunState]
+    began: float = 0.0  # When the first run was started.
+    trained: int = 0  # Steps that were made since then.
+
+    def state(self, run: PlannedRun) -> RunState:
+        return self.states[str(run.folder)]
+
+    def of_arm(self, arm: Arm) -> list[RunState]:
+        return [self.state(PlannedRun(arm, seed)) for seed in self.plan.seeds]
+
+    @property
+    def ended(self) -> int:
+        return sum(state.status in ("finished", "diverged", "failed") for state in self.states.values())
+
+    def advance(self, run: PlannedRun, step: int) -> None:
+        """A run is at this step now; the first call for a run says where it starts or resumes."""
+        state = self.state(run)
+        self.began = self.began or time.monotonic()
+        if state.status == "running":
+            self.trained += max(0, step - state.step)
+        state.status, state.step = "running", step
+
+    def seconds_left(self) -> float | None:
+        """By the speed since the command began; None before there is any."""
+        elapsed = time.monotonic() - self.began
+        unfinished = [state for state in self.states.values() if state.status in ("pending", "running")]
+        steps = sum(self.plan.steps - state.step for state in unfinished)
+        return elapsed / self.trained * steps if self.trained else None
+
+
+class Display:
+    """What a comparison shows while it runs; this one shows nothing."""
+
+    def start(self, progress: Progress) -> None:
+        """Called once, before the first run starts."""
+
+    def update(self, progress: Progress) -> None:
+        """Called several times a second."""
+
+    def ended(self, progress: Progress, run: PlannedRun, message: str | None) -> None:
+        """A run has ended, in whatever way."""
+
+    def info(self, message: str) -> None:
+        """Something that the user should know at once."""
+
+    def stop(self) -> None:
+        """Nothing is running any more."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +118,17 @@ def compare(
     plan: Plan, out: str | Path, *, workers: int | None = None, display: Display | None = None, command: str = ""
 ) -> CompareResult:
     """Make the runs of a plan that are not there yet; the same call again resumes where it was stopped."""
-    folder = Path(out)
+    folder, config = Path(out), plan.arms[0].config
     check_plan(folder, plan)
     if not read_plan(folder):
-        check_needs(plan.arms[0].config)
+        # What would fail in every run is an error before anything is written: missing data, or a missing network.
+        open_inputs(config)
+        if config.evaluation.every is not None:
+            load_features(config.evaluation.network)
     count = min(workers or default_workers(), len(plan.runs))
     with locked(folder / ".lock", f"another process is comparing in {folder}"):
         created = save_plan(folder, plan, command)
         return Launcher(plan, folder, count, display or Display(), command, created).run()
-
-
-def check_needs(config: Config) -> None:
-    """Raise, before anything is written, what would fail in every run: data or a feature network that is not there."""
-    open_inputs(config)
-    if config.evaluation.every is not None:
-        load_features(config.evaluation.network)
 
 
 def default_workers() -> int:
@@ -82,18 +141,15 @@ class Launcher:
 
     def __init__(self, plan: Plan, folder: Path, workers: int, display: Display, command: str, created: str) -> None:
         self.plan, self.folder, self.workers, self.display = plan, folder, workers, display
-        self.command, self.created = command, created
-        self.threads = jobs.threads_each(workers)
-        self.parameters = {arm.id: summarise(arm.config).parameters for arm in plan.arms}
-        self.failures: dict[str, str] = {}
-        self.warnings: list[str] = []
+        parameters = {arm.id: summarise_recipe(arm.config).parameters for arm in plan.arms}
+        self.metadata = Metadata(command, created, workers, jobs.threads_each(workers), parameters)
+        self.failures = self.metadata.failures
         self.lost: Counter[Path] = Counter()
         self.runs = {folder / run.folder: run for run in plan.runs}
         self.records = {str(run.folder): collect(folder, run) for run in plan.runs}
         self.progress = Progress(plan, {name: state_of(record) for name, record in self.records.items()})
         self.jobs = self._open_jobs()
-        self.running: dict[int, Running] = {}
-        """By slot."""
+        self.running: dict[int, Running] = {}  # By slot.
         self.stopping = False
 
     def run(self) -> CompareResult:
@@ -107,11 +163,10 @@ class Launcher:
         """The runs that are not done, those that were begun first; the advice at the end, when a process is free."""
         runs = [run for run in self.plan.runs if self.records[str(run.folder)].outcome is None]
         runs.sort(key=lambda run: self.records[str(run.folder)].step == 0)
-        logs = self.folder / "logs"
-        found = deque(
-            Job(self.folder / run.folder, run.config, logs / f"{run.arm.id}-{run.folder.name}.log", jobs.run)
-            for run in runs
-        )
+        logs, found = self.folder / "logs", deque[Job]()
+        for run in runs:
+            log = logs / f"{run.arm.id}-{run.folder.name}.log"
+            found.append(Job(self.folder / run.folder, run.config, log, outcome.run))
         if not (self.folder / ADVICE).is_file():
             found.append(Job(self.folder / ADVICE, self.plan.arms[0].config, logs / "kappa.log", jobs.write_advice))
         return found
@@ -136,7 +191,7 @@ class Launcher:
         for slot in range(self.workers):
             if self.jobs and slot not in self.running:
                 job = self.jobs.popleft()
-                self.running[slot] = jobs.submit(job, slot, self.threads)
+                self.running[slot] = jobs.submit(job, slot, self.metadata.threads)
                 if run := self.runs.get(job.path):
                     self.progress.advance(run, self.progress.state(run).step)
 
@@ -160,7 +215,7 @@ class Launcher:
         self.display.info("stopping: every run finishes its step and saves")
         self.jobs.clear()
         for running in self.running.values():
-            jobs.stop(running)
+            running.process.terminate()  # Where the system has done so already, as a cluster does, it does not matter.
         deadline = time.monotonic() + SAVE_SECONDS
         while self.running and time.monotonic() < deadline:
             self._poll()
@@ -175,38 +230,29 @@ class Launcher:
             self.jobs.appendleft(job)
             return
         failure = (end.message or "failed") if end.status in ("failed", "lost") and not cut_off else None
-        run = self.runs.get(job.path)
-        if run is None:
-            self.warnings += [f"no κ advice: {failure}"] if failure else []
-            return
-        name = str(run.folder)
+        if run := self.runs.get(job.path):
+            self._end_run(run, failure, cut_off)
+        elif failure:
+            self.metadata.warnings.append(f"no κ advice: {failure}")
+
+    def _end_run(self, run: PlannedRun, failure: str | None, cut_off: bool) -> None:
+        name, record = str(run.folder), collect(self.folder, run)
         if failure:
             self.failures[name] = failure
-        self.records[name] = collect(self.folder, run)
-        self.progress.states[name] = state_of(self.records[name], failure)
+        self.records[name], self.progress.states[name] = record, state_of(record, failure)
         if not cut_off:
-            outcome = self.records[name].outcome
-            self.display.ended(self.progress, run, failure or (outcome.message if outcome is not None else None))
+            message = record.outcome.message if record.outcome is not None else None
+            self.display.ended(self.progress, run, failure or message)
             self._write()
 
     def _write(self) -> dict[str, Any]:
         """Rewrite results.json and the tables from what the runs have so far."""
         active = {str(run.folder): run for one in self.running.values() if (run := self.runs.get(one.job.path))}
         self.records |= {name: collect(self.folder, run) for name, run in active.items()}
+        self.metadata.active = set(active)
         seeds, arms = self.plan.seeds, self.plan.arms
         records = {arm.id: [self.records[str(PlannedRun(arm, seed).folder)] for seed in seeds] for arm in arms}
-        metadata = Metadata(
-            command=self.command,
-            created=self.created,
-            updated=now(),
-            workers=self.workers,
-            threads=self.threads,
-            active=frozenset(active),
-            failures=self.failures,
-            warnings=self.warnings,
-            parameters=self.parameters,
-        )
-        results = summarise_results(self.plan, records, metadata)
+        results = summarise(self.plan, records, self.metadata)
         write_results(self.folder, results)
         return results
 
@@ -214,18 +260,21 @@ class Launcher:
 def state_of(record: RunRecord, failure: str | None = None) -> RunState:
     """A run as its folder shows it; one that was begun waits to be resumed."""
     status = "failed" if failure is not None else "pending" if record.outcome is None else record.outcome.status
-    return RunState(status, record.step, record.losses.last)
+    return RunState(status, record.step, next(reversed(record.losses.values()), None))
 
 
-class StepTimes(Silent):
-    """When each step of a run ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: list[float] = []
-
-    def step(self, step: int, loss: float) -> None:
-        self.times.append(time.perf_counter())
+def read_progress(folder: Path) -> tuple[int, float | None]:
+    """The step of a run and its last validation loss, from the end of its metrics."""
+    path = Run(folder).metrics.path
+    if not path.is_file():
+        return 0, None
+    with path.open("rb") as file:
+        start = max(0, path.stat().st_size - TAIL)
+        file.seek(start)
+        lines = file.read().split(b"\n")[bool(start) : -1]
+    validated = [line for line in lines if b'"validation_loss_ema"' in line]
+    step = json.loads(lines[-1])["step"] if lines else 0
+    return step, float(json.loads(validated[-1])["validation_loss_ema"]) if validated else None
 
 
 def estimate_seconds(plan: Plan, workers: int) -> float:
@@ -233,16 +282,20 @@ def estimate_seconds(plan: Plan, workers: int) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(jobs.threads_each(workers))
     try:
-        speeds = [seconds_per_step(arm.config) for arm in plan.arms if arm.method == plan.baseline]
+        speeds = [time_step(arm.config) for arm in plan.arms if arm.method == plan.baseline]
     finally:
         torch.set_num_threads(threads)
-    return statistics.fmean(speeds) * plan.steps * len(plan.runs) / workers
+    return fmean(speeds) * plan.steps * len(plan.runs) / workers
 
 
-def seconds_per_step(config: Config) -> float:
-    """The median of a few steps after the first, of a run that leaves nothing behind."""
-    display = StepTimes()
+def time_step(config: Config) -> float:
+    """The median seconds of a few steps after the first, in a run that does nothing else and leaves nothing behind."""
+    nothing = dict.fromkeys(("validate_every", "sample_every", "monitor_every"))
+    steps = {"steps": TIMED_STEPS + 1, "checkpoint_every": TIMED_STEPS + 1, "keep_last": 1, "log_every": 1}
+    config = with_training(config, {**nothing, **steps})
+    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"every": None})})
     with tempfile.TemporaryDirectory() as folder:
-        if train(only_training(config, TIMED_STEPS + 1), folder, display=display).signal is not None:
+        if train(config, folder, display=Silent()).signal is not None:
             raise KeyboardInterrupt
-    return statistics.median(later - earlier for earlier, later in zip(display.times, display.times[1:], strict=False))
+        times = [line["seconds"] for line in read_metrics(Run(Path(folder)).metrics.path) if "seconds" in line]
+    return median(later - earlier for earlier, later in pairwise(times))
