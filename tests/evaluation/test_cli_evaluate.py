@@ -66,7 +66,7 @@ def test_how_far_a_command_is_stands_on_stderr(made: Path, monkeypatch: pytest.M
 def test_a_training_that_waits_for_statistics_says_so(
     made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("scalelong.training.logger.SECONDS_BETWEEN_LINES", -1.0)
     network = made / "net.pt"
     monkeypatch.chdir(tmp_path)
     evaluated = ("evaluation.every=3", "evaluation.images=20", f"evaluation.network={network}")

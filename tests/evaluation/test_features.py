@@ -12,10 +12,18 @@ import torch.nn.functional as F
 from evaluation_cases import smooth_images, tiny_network
 from torch import Tensor, nn
 
-from scalelong.evaluation import FeatureError, load_features
 from scalelong.evaluation import features as feature_networks
-from scalelong.evaluation.feature_network import BATCH, FeatureNetwork, Resize
-from scalelong.evaluation.features import INCEPTION_FILE, load_inception, load_transformers, read_resize
+from scalelong.evaluation.features import (
+    BATCH,
+    INCEPTION_FILE,
+    FeatureError,
+    FeatureNetwork,
+    Resize,
+    load_features,
+    load_inception,
+    load_transformers,
+    read_resize,
+)
 from scalelong.evaluation.inception import FIDInception
 
 

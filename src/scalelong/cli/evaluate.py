@@ -49,7 +49,7 @@ def stats(
     """
     with user_errors(), shown_progress() as show:
         from ..evaluation import build_reference, load_features, load_reference
-        from ..utils.distributed import Rank
+        from ..utils.process import Rank
 
         config, features = choose_data(data, overrides or [], size), load_features(network)
         path = build_reference(config, features, images=images, folder=out, rank=Rank.here(), progress=show)
@@ -101,7 +101,7 @@ def evaluate(
     """
     with user_errors(), shown_progress() as show:
         from ..evaluation import Plan, evaluate_run, read_evaluations
-        from ..utils.distributed import Rank
+        from ..utils.process import Rank
 
         given = {"steps": steps, "sampler": sampler, "guidance": guidance}
         plan = Plan(

@@ -14,7 +14,7 @@ from .options import Overrides
 if TYPE_CHECKING:
     from ..data import Progress
     from ..data.prepare import Job, Prepared
-    from ..utils.distributed import Rank
+    from ..utils.process import Rank
 
 # Enough to see what is wrong; the index has them all.
 NAMED = 20
@@ -61,7 +61,7 @@ def plan_job(recipe: str, overrides: list[str], out: Path | None) -> tuple[Job, 
     from ..config import load_recipe
     from ..config.inputs import prepared_place
     from ..data.prepare import Job
-    from ..utils.distributed import Rank
+    from ..utils.process import Rank
 
     config = load_recipe(recipe, overrides)
     if out is not None and config.text is None and config.latents is None:

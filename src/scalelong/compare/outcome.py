@@ -15,7 +15,7 @@ from ..config import Config, build_model
 from ..runs import Run, read_metrics
 from ..runs.model import load_network
 from ..training.validation import Validation, open_validation
-from ..utils.rng import keyed_generator
+from ..utils.process import keyed_generator
 from .folder import write_json
 
 FILE = "outcome.json"

@@ -22,12 +22,11 @@ from ..data.dataset import choose_rows, decode_plan, plan_rows, spread
 from ..data.errors import BrokenImages
 from ..data.tables import Table
 from ..utils.atomic import atomic_write, locked, sha256_of
-from ..utils.blocks import Fingerprint, Progress, short_hash, wait_until
-from ..utils.distributed import SINGLE, Rank
-from .feature_network import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
+from ..utils.blocks import Fingerprint, Progress, block_ranges, short_hash, wait_until
+from ..utils.process import SINGLE, Rank
+from .features import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
 from .metrics import Moments, Statistics, random_order
 
-FOLDER = Path("statistics")
 # KID, precision and recall take so many images of the reference at most: their cost grows with pairs of images.
 KEPT = 10_000
 # Raw features are kept beside the file for these three.
@@ -35,6 +34,10 @@ FEATURES = ".features.npy"
 
 Report = Callable[[str, float, int], None]
 """Called with what is counted, how many of them are done, and of how many."""
+
+
+def quiet(what: str, done: float, count: int) -> None:
+    """The report of a caller that wants none."""
 
 
 class StatisticsError(ValueError):
@@ -70,9 +73,9 @@ class TrainingImages:
     def content(self, progress: Progress) -> str:
         """A hash of their pixels; raises DataError if more than 1 % cannot be read."""
         broken, digest = BrokenImages(self.config.source), hashlib.sha256()
-        for start in range(0, len(self), BLOCK):
-            progress(start, len(self))
-            digest.update(self.read(range(start, start + BLOCK), broken).numpy().tobytes())
+        for numbers in block_ranges(len(self), BLOCK).values():
+            progress(numbers.start, len(self))
+            digest.update(self.read(numbers, broken).numpy().tobytes())
         progress(len(self), len(self))
         broken.check(len(self))
         broken.report(len(self))
@@ -95,14 +98,13 @@ def build_reference(
     network: FeatureNetwork,
     *,
     images: int | None = None,
-    folder: Path = FOLDER,
+    folder: Path = Path("statistics"),
     rank: Rank = SINGLE,
-    progress: Report | None = None,
+    progress: Report = quiet,
 ) -> Path:
     """The file of a dataset's statistics, made by all processes if it is not there; all return once it is."""
-    report = progress or (lambda what, done, count: None)
     pictures = open_training_images(data, images)
-    content = pictures.content(partial(report, "images of the dataset read"))
+    content = pictures.content(partial(progress, "images of the dataset read"))
     fingerprint = {**network.fingerprint, "data": content}
     source, called = Path(data.source).stem.replace(":", "-"), Path(network.name).stem
     path = folder / f"{source}-{called}-{short_hash(fingerprint)}.npz"
@@ -111,10 +113,8 @@ def build_reference(
     def describe(numbers: range, done: ShareDone) -> Tensor:
         return network(pictures.read(numbers), done)
 
-    def fill() -> bool:
-        shown = partial(report, "images of the dataset described")
-        return fill_features(blocks, fingerprint, count, describe, rank, shown)
-
+    shown = partial(progress, "images of the dataset described")
+    fill = partial(fill_features, blocks, fingerprint, count, describe, rank, shown)
     if rank.index and not path.is_file():
         fill()
         wait_until(path.is_file)
@@ -122,17 +122,13 @@ def build_reference(
         # Runs that start together want the same file.
         with locked(folder / ".lock", busy=f"another process makes statistics in {folder}", wait=None):
             if not path.is_file() and fill():
-                save_reference(path, summarise(lambda: stored_features(blocks, count), fingerprint))
+                moments = Moments()
+                for part in stored_features(blocks, count):  # One block in memory at a time.
+                    moments.add(part)
+                kept = pick(stored_features(blocks, count), moments.count)
+                save_reference(path, Reference(moments.statistics(), fingerprint, kept))
                 shutil.rmtree(blocks, ignore_errors=True)
     return path
-
-
-def summarise(features: Callable[[], Iterator[Tensor]], fingerprint: Fingerprint) -> Reference:
-    """Statistics of features, and some of these themselves, with no more than one block in memory at a time."""
-    moments = Moments()
-    for part in features():
-        moments.add(part)
-    return Reference(moments.statistics(), fingerprint, pick(features(), moments.count))
 
 
 def pick(parts: Iterator[Tensor], count: int) -> Tensor:
@@ -178,10 +174,7 @@ def load_reference(path: str | Path) -> Reference:
     path = Path(path).expanduser()
     if not path.is_file():
         raise StatisticsError(f"there are no statistics {str(path)!r}: scalelong stats makes them")
-    try:
-        arrays = read_arrays(path)
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise StatisticsError(f"{path} is not an .npz that can be read: {error}") from error
+    arrays = read_arrays(path)
     if not {"mu", "sigma"} <= arrays.keys():
         raise StatisticsError(f"{path} has no arrays mu and sigma, but {', '.join(arrays) or 'none'}")
     mean, covariance = (torch.from_numpy(arrays[key]).double() for key in ("mu", "sigma"))
@@ -191,24 +184,27 @@ def load_reference(path: str | Path) -> Reference:
     if not (torch.isfinite(mean).all() and torch.isfinite(covariance).all()):
         raise StatisticsError(f"{path}: mu or sigma is not finite")
     fingerprint: Fingerprint = json.loads(str(arrays.get("fingerprint", "{}")))
-    features = load_features_of(path, fingerprint.pop("features", None))
+    features = load_kept(path, fingerprint.pop("features", None))
     return Reference(Statistics(mean, covariance, fingerprint.pop("images", None)), fingerprint, features)
 
 
 def read_arrays(path: Path) -> Mapping[str, Any]:
-    """The arrays of an .npz by name; raises ValueError if the file holds a single array."""
+    """The arrays of an .npz by name."""
     import numpy as np
 
-    # By a handle of our own: of a damaged file numpy leaves its own open.
-    with path.open("rb") as opened:
-        found = np.load(opened, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            raise ValueError("it holds one array, not several by name; raw features go with the .npz beside them")
-        with found:
-            return dict(found)
+    try:
+        # By a handle of our own: of a damaged file numpy leaves its own open.
+        with path.open("rb") as opened:
+            found = np.load(opened, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                raise ValueError("it holds one array, not several by name; raw features go with the .npz beside them")
+            with found:
+                return dict(found)
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise StatisticsError(f"{path} is not an .npz that can be read: {error}") from error
 
 
-def load_features_of(path: Path, digest: str | None) -> Tensor | None:
+def load_kept(path: Path, digest: str | None) -> Tensor | None:
     """The raw features beside a file, mapped; None if none were kept, or they were left behind."""
     import numpy as np
 
