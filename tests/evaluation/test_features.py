@@ -44,7 +44,8 @@ def test_the_network_of_the_fid_has_the_parameters_of_the_released_file() -> Non
     assert sum(parameter.numel() for parameter in network.parameters()) == 21_785_568
 
 
-def test_inception_resizes_as_pytorch_fid_does(inception_file: Path) -> None:
+def test_inception_resizes_as_pytorch_fid_does(inception_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_networks, "BATCH", 2)
     network, images = load_inception(str(inception_file)), smooth_images(2, 0)
     plain = FIDInception().eval()
     plain.load_state_dict({key: value for key, value in torch.load(inception_file).items() if key[:3] != "fc."})

@@ -7,8 +7,8 @@ import json
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from ..data import DataConfig
-from ..data.columns import narrow
-from ..data.dataset import choose_rows, decode_plan, plan_rows, spread
+from ..data.dataset import Part, decode_plan, open_parts, spread
 from ..data.errors import BrokenImages
-from ..data.tables import Table
 from ..utils.atomic import atomic_write, locked, sha256_of
 from ..utils.blocks import Fingerprint, Progress, block_ranges, short_hash, wait_until
 from ..utils.process import SINGLE, Rank
@@ -54,43 +52,32 @@ class Reference:
     """Shape: (N, D), float32, mapped from the file."""
 
 
-@dataclass(frozen=True)
-class TrainingImages:
-    """The training images of a dataset, or some of them at even distances, decoded a block at a time."""
-
-    table: Table
-    rows: Sequence[int]
-    config: DataConfig
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self, numbers: range, broken: BrokenImages | None = None) -> Tensor:
-        """Those that can be read. Shape: (B, C, H, W), uint8."""
-        plan = plan_rows(self.table, self.rows[numbers.start : numbers.stop], self.config, None)
-        return decode_plan(plan, self.config, broken or BrokenImages(self.config.source)).images
-
-    def content(self, progress: Progress) -> str:
-        """A hash of their pixels; raises DataError if more than 1 % cannot be read."""
-        broken, digest = BrokenImages(self.config.source), hashlib.sha256()
-        for numbers in block_ranges(len(self), BLOCK).values():
-            progress(numbers.start, len(self))
-            digest.update(self.read(numbers, broken).numpy().tobytes())
-        progress(len(self), len(self))
-        broken.check(len(self))
-        broken.report(len(self))
-        return digest.hexdigest()[:16]
+def training_images(data: DataConfig, images: int | None = None) -> Part:
+    """The images that a recipe trains on; `images` of them at even distances, if given."""
+    part = open_parts(data.model_copy(update={"label_column": None, "caption_column": None}))[0]
+    if images is None:
+        return part
+    size = len(part.rows)
+    if not 2 <= images <= size:
+        raise ValueError(f"there are {size} images to take statistics of, so --images is 2 to {size}")
+    return replace(part, rows=[part.rows[place] for place in spread(size, images)])
 
 
-def open_training_images(data: DataConfig, images: int | None = None) -> TrainingImages:
-    """The images that a recipe trains on; `images` of them, if given."""
-    used = data.model_copy(update={"label_column": None, "caption_column": None})
-    table, rows = choose_rows(used)[0]
-    if images is not None:
-        if not 2 <= images <= len(rows):
-            raise ValueError(f"there are {len(rows)} images to take statistics of, so --images is 2 to {len(rows)}")
-        rows = [rows[place] for place in spread(len(rows), images)]
-    return TrainingImages(narrow(table, used), rows, used)
+def read_images(part: Part, numbers: range, broken: BrokenImages) -> Tensor:
+    """Those that can be read. Shape: (B, C, H, W), uint8."""
+    return decode_plan(part.plan(part.rows[numbers.start : numbers.stop]), part.config, broken).images
+
+
+def hash_pixels(part: Part, progress: Progress) -> str:
+    """A hash of all images' pixels; raises DataError if more than 1 % cannot be read."""
+    broken, digest, count = BrokenImages(part.config.source), hashlib.sha256(), len(part.rows)
+    for numbers in block_ranges(count, BLOCK).values():
+        progress(numbers.start, count)
+        digest.update(read_images(part, numbers, broken).numpy().tobytes())
+    progress(count, count)
+    broken.check(count)
+    broken.report(count)
+    return digest.hexdigest()[:16]
 
 
 def build_reference(
@@ -103,15 +90,15 @@ def build_reference(
     progress: Report = quiet,
 ) -> Path:
     """The file of a dataset's statistics, made by all processes if it is not there; all return once it is."""
-    pictures = open_training_images(data, images)
-    content = pictures.content(partial(progress, "images of the dataset read"))
+    part = training_images(data, images)
+    content = hash_pixels(part, partial(progress, "images of the dataset read"))
     fingerprint = {**network.fingerprint, "data": content}
     source, called = Path(data.source).stem.replace(":", "-"), Path(network.name).stem
     path = folder / f"{source}-{called}-{short_hash(fingerprint)}.npz"
-    blocks, count = path.with_suffix(".blocks"), len(pictures)
+    blocks, count = path.with_suffix(".blocks"), len(part.rows)
 
     def describe(numbers: range, done: ShareDone) -> Tensor:
-        return network(pictures.read(numbers), done)
+        return network(read_images(part, numbers, BrokenImages(data.source)), done)
 
     shown = partial(progress, "images of the dataset described")
     fill = partial(fill_features, blocks, fingerprint, count, describe, rank, shown)
@@ -123,8 +110,8 @@ def build_reference(
         with locked(folder / ".lock", busy=f"another process makes statistics in {folder}", wait=None):
             if not path.is_file() and fill():
                 moments = Moments()
-                for part in stored_features(blocks, count):  # One block in memory at a time.
-                    moments.add(part)
+                for features in stored_features(blocks, count):  # One block in memory at a time.
+                    moments.add(features)
                 kept = pick(stored_features(blocks, count), moments.count)
                 save_reference(path, Reference(moments.statistics(), fingerprint, kept))
                 shutil.rmtree(blocks, ignore_errors=True)

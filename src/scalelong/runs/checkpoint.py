@@ -20,20 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..utils.atomic import (
-    NO_SPACE,
-    Damaged,
-    Files,
-    advice_for,
-    check_json,
-    describe_files,
-    free_space,
-    human_size,
-    read_signed,
-    signed,
-    to_json,
-    verify_files,
-)
+from ..utils import atomic
+from ..utils.atomic import Damaged, Files, check_json, describe_files, read_signed, signed, to_json, verify_files
 from ..utils.tensors import check_tensor, import_safetensors, read_tensors
 
 logger = logging.getLogger(__name__)
@@ -241,13 +229,16 @@ class CheckpointStore:
         return None
 
     def _explain(self, step: int, tensors: Groups, error: OSError) -> str:
-        needed = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
-        free = free_space(self.folder)
-        space = f"it needs {human_size(needed)}" + ("" if free is None else f", {human_size(free)} are free")
-        fewer = "Free some space or keep fewer checkpoints, then resume."
+        space, advice = "", atomic.advice_for(error)
+        if error.errno in atomic.NO_SPACE:
+            needed = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
+            space = (
+                f"; it needs {atomic.human_size(needed)}, {atomic.human_size(atomic.free_space(self.folder))} are free"
+            )
+            advice = "Free some space or keep fewer checkpoints, then resume."
         return (
-            f"could not save the checkpoint of step {step} in {self.folder}: {error.strerror or error}; {space}. "
-            f"Older checkpoints are intact. {fewer if error.errno in NO_SPACE else advice_for(error.errno)}"
+            f"could not save the checkpoint of step {step} in {self.folder}: {error.strerror or error}{space}. "
+            f"Older checkpoints are intact. {advice}"
         )
 
 
@@ -257,8 +248,8 @@ def step_of(path: Path) -> int:
 
 def best_first(found: Iterable[Checkpoint]) -> list[Checkpoint]:
     """Those that have a metric: the lowest first, of equals the newest, and the one in place."""
-    with_metric = [(-one.metric, one.step, one.path.name, one) for one in found if one.metric is not None]
-    return [one for *_, one in sorted(with_metric, key=lambda entry: entry[:3], reverse=True)]
+    with_metric = [one for one in found if one.metric is not None]
+    return sorted(with_metric, key=lambda one: (-(one.metric or 0.0), one.step, one.path.name), reverse=True)
 
 
 def manifest_of(step: int, metric: float | None, files: Mapping[str, Sequence[Any]]) -> bytes:

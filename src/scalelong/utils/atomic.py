@@ -17,8 +17,6 @@ from torch import Tensor
 
 from .tensors import write_tensors
 
-CHUNK = 1 << 20
-
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 
@@ -71,28 +69,22 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        free = free_space(path)
-        space = "" if free is None or error.errno not in NO_SPACE else f", {human_size(free)} are free"
-        reason = f"{error.strerror or error}{space}"
-        raise WriteError(f"could not write {path}: {reason}. {advice_for(error.errno)}") from error
+        space = f", {human_size(free_space(path))} are free" if error.errno in NO_SPACE else ""
+        raise WriteError(f"could not write {path}: {error.strerror or error}{space}. {advice_for(error)}") from error
 
 
-def advice_for(number: int | None) -> str:
+def advice_for(error: OSError) -> str:
     """What to do about an error of the system."""
-    if number in NO_SPACE:
+    if error.errno in NO_SPACE:
         return "Free some space, then give the command again."
-    if number in NO_ACCESS:
+    if error.errno in NO_ACCESS:
         return "Choose a folder that you can write to."
     return "Check the disk, then give the command again."
 
 
-def free_space(path: Path) -> int | None:
-    """Free bytes where `path` is or would be; None where the system does not say."""
-    existing = next(place for place in (path, *path.parents) if place.exists())
-    try:
-        return shutil.disk_usage(existing).free
-    except OSError:
-        return None
+def free_space(path: Path) -> int:
+    """Free bytes where `path` is or would be."""
+    return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
 
 
 def human_size(count: float) -> str:
@@ -157,7 +149,7 @@ def locked(file: Path, busy: str, *, wait: float | None = 0) -> Iterator[None]:
 def sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -173,8 +165,7 @@ def verify_files(folder: Path, files: Mapping[str, Sequence[Any]], *, hashed: bo
         path = folder / name
         if path.is_symlink() or not path.is_file():
             raise Damaged(f"{name} is missing")
-        found = path.stat().st_size
-        if found != size:
+        if (found := path.stat().st_size) != size:
             raise Damaged(f"{name} has {found} bytes instead of {size}")
         try:
             if hashed and sha256_of(path) != digest:
@@ -220,12 +211,9 @@ def read_signed(path: Path) -> dict[str, Any]:
         raw = path.read_bytes()
         content: dict[str, Any] = json.loads(raw)
         del content["sha256"]
-    except FileNotFoundError:
-        raise Damaged(f"{path.name} is missing") from None
-    except OSError as error:
-        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise Damaged(f"{path.name} is not what was written ({error})") from error
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise Damaged(f"{path.name} cannot be read ({reason})") from error
     # Compared as bytes, so that a change anywhere is seen, even one that a parser forgives.
     if signed(content) != raw:
         raise Damaged(f"{path.name} does not match its checksum")
