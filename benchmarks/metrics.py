@@ -22,8 +22,9 @@ from torch import Tensor
 
 from scalelong.data import DataConfig
 from scalelong.data.dataset import load_images
-from scalelong.evaluation import FeatureNetwork, Figure, Reference, load_features, statistics_of
+from scalelong.evaluation import FeatureNetwork, Figure, Reference, load_features
 from scalelong.evaluation.evaluate import figures_of
+from scalelong.evaluation.metrics import statistics_of
 
 NOISE = (2, 4, 8, 16, 32)
 """Standard deviations, in grey levels."""

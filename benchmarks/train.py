@@ -47,8 +47,7 @@ from scalelong.runs import Run
 from scalelong.runs.resume import ResumePoint
 from scalelong.training import Display, Trainer, train
 from scalelong.training.parallel import Parallel
-from scalelong.utils.device import best_device, resolve_precision
-from scalelong.utils.process import keep_freed_memory
+from scalelong.utils.process import best_device, keep_freed_memory, resolve_precision
 
 SPEEDUP_GOAL, WAIT_GOAL, GROWTH_GOAL = 1.1, 0.02, 0.01
 SWITCHES = ("channels_last", "compile")

@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 
 from scalelong.cli.app import app
 from scalelong.data import Batch
-from scalelong.evaluation import during_training
+from scalelong.evaluation import evaluate as evaluating
 from scalelong.monitor.readings import with_nulls
 from scalelong.runs import Run
 from scalelong.training import samples
@@ -176,7 +176,7 @@ def keep_readings(plan: dict[str, Any], rank: int) -> None:
 
 def measure_slowly(seconds: float) -> None:
     """Let a grid and the figures of an evaluation take this long, and a collective fail after less."""
-    for module, name in ((samples, "sample_network"), (during_training, "figures_of")):
+    for module, name in ((samples, "sample_network"), (evaluating, "figures_of")):
         setattr(module, name, delayed(getattr(module, name), seconds))
     torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=0.7 * seconds)
 

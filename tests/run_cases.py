@@ -14,11 +14,13 @@ from torch import Tensor
 
 from scalelong.config import Config, load_recipe
 from scalelong.runs import Run, find_resume_point, read_metrics
-from scalelong.runs.metrics import TIMES
 from scalelong.training import Display, Trainer, TrainResult, train
 from scalelong.training.parallel import Parallel
 
 HERE = Path(__file__).resolve().parent
+
+# The fields that differ between two runs of the same recipe.
+TIMES = ("seconds", "images_per_second")
 
 TINY = (
     *("model.embed_dim=16", "model.depth=2", "model.num_heads=2", "data.validation_count=10"),

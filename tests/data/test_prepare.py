@@ -19,8 +19,7 @@ from scalelong.data.encoders import LatentEncoder, TextEncoder
 from scalelong.data.prepare import Job, Work, prepare
 from scalelong.data.prepared import mapped
 from scalelong.utils.blocks import INDEX
-from scalelong.utils.distributed import Rank
-from scalelong.utils.rng import keyed_generator
+from scalelong.utils.process import Rank, keyed_generator
 
 MakeJob = Callable[[str], Job]
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from scalelong.config import load_recipe
-from scalelong.evaluation import FeatureNetwork, Reference, statistics_of
+from scalelong.evaluation import FeatureNetwork, Reference
 from scalelong.evaluation.features import Resize
+from scalelong.evaluation.metrics import statistics_of
 from scalelong.training import train
 
 

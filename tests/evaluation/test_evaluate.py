@@ -24,18 +24,17 @@ from scalelong.evaluation import (
     compare,
     evaluate_network,
     evaluate_run,
-    frechet_figure,
     load_features,
     load_reference,
     read_evaluations,
-    statistics_of,
 )
 from scalelong.evaluation import evaluate as evaluating
+from scalelong.evaluation.metrics import frechet_figure, statistics_of
 from scalelong.evaluation.results import NAMES
 from scalelong.runs import Run
 from scalelong.runs.model import load_network
 from scalelong.sampling.sample_run import Sampler
-from scalelong.utils.distributed import Rank
+from scalelong.utils.process import Rank
 
 pytest.importorskip("torchmetrics")
 

@@ -9,15 +9,8 @@ import pytest
 from evaluation_cases import gaussians, reference_of, tiny_network
 
 from scalelong.config import load_recipe
-from scalelong.evaluation import (
-    Evaluation,
-    Figure,
-    NotComparable,
-    Reference,
-    compare,
-    read_evaluations,
-    statistics_of,
-)
+from scalelong.evaluation import Evaluation, Figure, NotComparable, Reference, compare, read_evaluations
+from scalelong.evaluation.metrics import statistics_of
 from scalelong.evaluation.results import NAMES, check_reference, counterpart, record, result_fingerprint
 
 FACTS = {

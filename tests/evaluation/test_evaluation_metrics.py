@@ -9,16 +9,20 @@ import torch
 from evaluation_cases import gaussians
 from torch import Tensor
 
-from scalelong.evaluation import (
+from scalelong.evaluation.metrics import (
     Figure,
     Statistics,
+    all_radii,
+    coverage,
+    distances_by_covariance,
+    distances_by_gram,
     frechet_distance,
     frechet_figure,
     kernel_distance,
     precision_recall,
     statistics_of,
+    wilson,
 )
-from scalelong.evaluation.metrics import all_radii, coverage, distances_by_covariance, distances_by_gram, wilson
 
 scipy_linalg = pytest.importorskip("scipy.linalg")
 

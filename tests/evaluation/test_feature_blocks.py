@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalelong.evaluation.feature_network import Describe, fill_features, stored_features
+from scalelong.evaluation.features import Describe, fill_features, stored_features
 from scalelong.utils.blocks import Progress
-from scalelong.utils.distributed import SINGLE, Rank
+from scalelong.utils.process import SINGLE, Rank
 
 
 def count_up(numbers: range, progress: Callable[[float], None]) -> Tensor:

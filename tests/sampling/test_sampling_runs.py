@@ -30,12 +30,11 @@ from scalelong.cli.app import app
 from scalelong.diffusion import SAMPLERS
 from scalelong.diffusion.guidance import Condition
 from scalelong.sampling import SampleRequest, sample_run
-from scalelong.sampling.images import read_image
-from scalelong.sampling.sample_folder import SampleFolder, images_in
+from scalelong.sampling.images import SampleFolder, images_in, read_image
 from scalelong.sampling.sample_run import Sampler, title, with_sampling
 from scalelong.utils.atomic import Busy, locked
 from scalelong.utils.blocks import BlockError
-from scalelong.utils.distributed import Rank
+from scalelong.utils.process import Rank
 
 sampling = import_module("scalelong.sampling.sample_run")  # The package's name for it is the function's.
 
@@ -240,7 +239,7 @@ def test_what_two_processes_began_one_can_finish(tmp_path: Path, fresh: dict[str
 
 
 def test_the_grid_shows_the_first_images_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalelong.sampling.sample_folder.GRID_IMAGES", 4)
+    monkeypatch.setattr("scalelong.sampling.images.GRID_IMAGES", 4)
     fill(place(tmp_path))
     # Two rows of two, with gaps, enlarged to 400 pixels at least.
     assert read_image(tmp_path / "images" / "grid.png").shape == (1, 418, 418)

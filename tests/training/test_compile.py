@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from scalelong.cli.app import app
 from scalelong.runs import Run
 from scalelong.sampling import sample_run
-from scalelong.sampling.images import read_image
-from scalelong.sampling.sample_folder import images_in
+from scalelong.sampling.images import images_in, read_image
 
 EVALUATED = ("training.validate_every=4", "training.sample_every=8", "optim.warmup_steps=1", "data.validation_count=8")
 

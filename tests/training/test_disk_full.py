@@ -14,7 +14,7 @@ from run_cases import TINY
 from typer.testing import CliRunner
 
 from scalelong.cli.app import app
-from scalelong.runs.metrics import MetricsLog
+from scalelong.runs.run_dir import MetricsLog
 from scalelong.sampling.images import save_grid
 from scalelong.utils.atomic import Files, WriteError, replace_text
 

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from scalelong.config import build_model
 from scalelong.config.build import conditioning_of
 from scalelong.diffusion.guidance import NOTHING
-from scalelong.evaluation import Evaluator, NotComparable, Plan, during_training, evaluate_run, read_evaluations
+from scalelong.evaluation import Evaluator, NotComparable, Plan, evaluate_run, read_evaluations
+from scalelong.evaluation import evaluate as evaluating
 from scalelong.evaluation.results import check_comparable
 from scalelong.runs import Run
 from scalelong.training import TrainResult
-from scalelong.utils.distributed import SINGLE
+from scalelong.utils.process import SINGLE
 
 pytest.importorskip("torchmetrics")
 
@@ -167,7 +168,7 @@ def test_a_run_stopped_between_evaluations_goes_on_without_losing_or_repeating_o
 def test_a_signal_stops_an_evaluation_which_is_made_up_for_when_the_run_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, original = [], during_training.features_of
+    calls, original = [], evaluating.features_of
 
     def features_of(*arguments: Any) -> Tensor:
         calls.append(arguments)
@@ -176,7 +177,7 @@ def test_a_signal_stops_an_evaluation_which_is_made_up_for_when_the_run_goes_on(
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(during_training, "features_of", features_of)
+        patch.setattr(evaluating, "features_of", features_of)
         stopped = run_evaluated(tmp_path / "run")
     assert (stopped.step, stopped.signal, len(calls)) == (4, signal.SIGTERM, 5)
     assert [one.step for one in read_evaluations(tmp_path / "run")] == [2, 2]

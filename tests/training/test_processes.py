@@ -64,7 +64,7 @@ ALONE = {
     "save": ("scalelong.utils.atomic.Files.write_tensors", 0, "could not save the checkpoint of step 0"),
     "lock": ("scalelong.runs.run_dir.Run.locked", 0, "No space left on device"),
     "tracker": ("scalelong.training.logger.TensorBoard.__init__", 0, "could not start tensorboard"),
-    "log": ("scalelong.runs.metrics.MetricsLog.write", 0, "No space left on device"),
+    "log": ("scalelong.runs.run_dir.MetricsLog.write", 0, "No space left on device"),
     "data": ("scalelong.data.batches.Batches.at", 1, "No space left on device"),
 }
 

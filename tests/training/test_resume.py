@@ -117,7 +117,7 @@ def test_a_run_interrupted_while_it_goes_back_to_a_named_checkpoint_ends_as_one_
         raise KeyboardInterrupt
 
     run_tiny(tmp_path / "run", "training.steps=6")
-    for moment in ("scalelong.runs.CheckpointStore.discard_after", "scalelong.runs.metrics.MetricsLog.cut"):
+    for moment in ("scalelong.runs.CheckpointStore.discard_after", "scalelong.runs.run_dir.MetricsLog.cut"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(moment, interrupt)
             run_tiny(tmp_path / "run", resume=tmp_path / "run" / "checkpoints" / "step-000003")

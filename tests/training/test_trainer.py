@@ -21,7 +21,7 @@ from scalelong.training import Trainer, loop, samples
 from scalelong.training.loss import find_origin
 from scalelong.training.parallel import check_launcher
 from scalelong.training.validation import Validation
-from scalelong.utils.distributed import Rank
+from scalelong.utils.process import Rank
 
 MODULE = "in_blocks.0.mlp.fc1"
 

@@ -30,7 +30,7 @@ from ..training import Display, train
 from ..training.logger import Silent
 from ..training.validation import open_validation
 from ..utils.atomic import locked
-from ..utils.rng import keyed_generator
+from ..utils.process import keyed_generator
 from .grid import write_json
 
 FILE = "outcome.json"

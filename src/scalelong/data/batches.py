@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..utils.rng import keyed_generator
+from ..utils.process import keyed_generator
 
 
 @dataclass(frozen=True)

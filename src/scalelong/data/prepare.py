@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ..utils.atomic import free_space, human_size
 from ..utils.blocks import BlockFolder, Entry, Index
-from ..utils.distributed import SINGLE, Rank
+from ..utils.process import SINGLE, Rank
 from .block_content import BlockEncoder, Rows
 from .config import DataConfig, LatentConfig, TextConfig
 from .dataset import Part, Progress, decode_plan, open_parts

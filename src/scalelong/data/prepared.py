@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..utils.atomic import Damaged
 from ..utils.blocks import BlockFolder, Entry, short_hash
-from ..utils.rng import keyed_generator
+from ..utils.process import keyed_generator
 from ..utils.tensors import import_safetensors
 from .batches import Picked, caption_of
 from .block_content import key_of, unpack

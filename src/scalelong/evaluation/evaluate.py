@@ -1,9 +1,16 @@
-"""Evaluate a run's checkpoint: sample images, compute their features and compare them with a reference."""
+"""Evaluate samples: of a run's checkpoint, of a network in memory, or of a run while it trains.
+
+The processes of a run exchange nothing but files: none waits in a collective for the length of an evaluation. Only with
+sharded weights, where a forward pass takes every process, do they sample in step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,36 +19,35 @@ import torch
 from torch import Tensor, nn
 
 from ..config.schema import Config, Weights
-from ..diffusion.guidance import Conditioning
-from ..runs.checkpoint import Checkpoint
+from ..diffusion.guidance import Condition, Conditioning
 from ..runs.model import choose_checkpoint, load_network, weights_digest
 from ..runs.run_dir import Run
-from ..sampling.sample_run import Conditions, Sampler, SampleRequest, conditions_of, with_sampling
-from ..utils.blocks import short_hash
-from ..utils.device import best_device, check_compiler
-from ..utils.distributed import SINGLE, Rank
-from .feature_network import BLOCK, EFFICIENTNET, FeatureNetwork, ShareDone, fill_features, stored_features
-from .features import load_features
+from ..sampling.sample_run import BATCH, Conditions, Sampler, conditions_of, fixed, with_sampling
+from ..utils.atomic import replace_text
+from ..utils.blocks import Fingerprint, Progress, block_ranges, short_hash, wait_until
+from ..utils.process import SINGLE, Rank, best_device, check_compiler, resolve_precision
+from .features import BLOCK, EFFICIENTNET, FeatureNetwork, ShareDone, fill_features, load_features, stored_features
 from .metrics import Figure, check_libraries, frechet_figure, kernel_distance, precision_recall, shuffled
-from .reference import KEPT, Reference, Report, build_reference, load_reference
+from .reference import KEPT, Reference, Report, build_reference, load_reference, quiet
 from .results import (
     Evaluation,
     check_comparable,
     check_reference,
     counterpart,
     describe_sampler,
+    forget_after,
     record,
     result_fingerprint,
 )
 
-IMAGES = 10_000
+EXCHANGE = ".evaluation"
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is asked of an evaluation; what is None is as the run's recipe says."""
 
-    images: int = IMAGES
+    images: int = 10_000
     weights: tuple[Weights, ...] = ("ema",)
     network: str = EFFICIENTNET
     reference: Path | None = None
@@ -52,6 +58,50 @@ class Plan:
     """Sample with compiled code; its images may be a grey level apart, and are not mixed or compared with others."""
     checkpoint: str | int = "last"
     """last, best (by validation loss) or a step."""
+
+
+def evaluate_run(
+    folder: str | Path, plan: Plan, *, rank: Rank = SINGLE, progress: Report = quiet, others: Sequence[Evaluation] = ()
+) -> list[Evaluation]:
+    """Evaluate a run's checkpoint and write it to the run's evaluation.json; nothing in other processes.
+
+    `others` are what the figures shall be compared with: if they cannot be, it raises before an image is sampled.
+    """
+    check_libraries()
+    if plan.compile:
+        check_compiler(best_device())
+    run = Run(Path(folder))
+    config = with_sampling(run.config(), **(plan.sampling or {}))
+    checkpoint, network = choose_checkpoint(run, plan.checkpoint), load_features(plan.network)
+    reference = load_reference(plan.reference or build_reference(config.data, network, rank=rank, progress=progress))
+    check_reference(reference, network)
+    fingerprint = result_fingerprint(config, network, reference, plan.images, compiled=plan.compile)
+    for weights in plan.weights if others else ():
+        check_comparable(counterpart(fingerprint, weights, others).fingerprint, fingerprint)
+
+    def open_sampler(weights: Weights) -> Sampler:
+        model = load_network(config, checkpoint, weights, compile=plan.compile)
+        return Sampler(model, config, *conditions_of(config), plan.seed)
+
+    found = []
+    for weights in plan.weights:
+        # What a block depends on. The number of images is none of it: more of them add to the blocks of fewer.
+        content = {
+            **network.fingerprint,
+            "sampler": describe_sampler(config, compiled=plan.compile),
+            "seed": plan.seed,
+            "step": checkpoint.step,
+            "model": weights_digest(checkpoint, weights)[:16],
+        }
+        place = run.folder / "evaluation" / f"step-{checkpoint.step:06d}-{weights}-{short_hash(content)}"
+        sampler, shown = partial(open_sampler, weights), partial(progress, "images sampled")
+        features = sampled_features(place, content, sampler, network, plan.images, rank, shown)
+        if features is not None:
+            figures = figures_of(features, reference, network.distance)
+            found.append(Evaluation(fingerprint, figures, checkpoint.step, weights, plan.seed))
+    if found:
+        record(run.folder, found)
+    return found
 
 
 def evaluate_network(
@@ -68,16 +118,15 @@ def evaluate_network(
 ) -> Evaluation:
     """Evaluate a network in eval mode, in memory and in this process alone.
 
-    `conditioning` is what `conditions_of(config, SampleRequest())` gives: for captions it opens the data, so keep it
-    between calls. The figures are those of `evaluate_run` with as many images and the same seed.
+    `conditioning` is what `conditions_of(config)` gives: for captions it opens the data, so keep it between calls. The
+    figures are those of `evaluate_run` with as many images and the same seed.
     """
     check_libraries()
     check_reference(reference, network)
-    sampler = Sampler(model, config, *(conditioning or conditions_of(config, SampleRequest())), seed)
-    blocks = (range(start, min(start + BLOCK, images)) for start in range(0, images, BLOCK))
-    features = torch.cat([features_of(sampler, network, block) for block in blocks])
-    fingerprint = result_fingerprint(config, network, reference, images)
-    return Evaluation(fingerprint, figures_of(features, reference, network.distance), step, weights, seed)
+    sampler = Sampler(model, config, *(conditioning or conditions_of(config)), seed)
+    features = [features_of(sampler, network, block) for block in block_ranges(images, BLOCK).values()]
+    figures = figures_of(torch.cat(features), reference, network.distance)
+    return Evaluation(result_fingerprint(config, network, reference, images), figures, step, weights, seed)
 
 
 def features_of(
@@ -87,75 +136,23 @@ def features_of(
     return network(sampler.sample(numbers, progress))
 
 
-def evaluate_run(
-    folder: str | Path,
-    plan: Plan,
-    *,
-    rank: Rank = SINGLE,
-    progress: Report | None = None,
-    others: Sequence[Evaluation] = (),
-) -> list[Evaluation]:
-    """Evaluate a run's checkpoint and write it to the run's evaluation.json; nothing in other processes.
-
-    `others` are what the figures shall be compared with: if they cannot be, it raises before an image is sampled.
-    """
-    check_libraries()
-    if plan.compile:
-        check_compiler(best_device())
-    run, report = Run(Path(folder)), progress or (lambda what, done, count: None)
-    config = with_sampling(run.config(), **(plan.sampling or {}))
-    checkpoint, network = choose_checkpoint(run, plan.checkpoint), load_features(plan.network)
-    file = plan.reference or build_reference(config.data, network, rank=rank, progress=report)
-    reference = load_reference(file)
-    check_reference(reference, network)
-    fingerprint = result_fingerprint(config, network, reference, plan.images, compiled=plan.compile)
-    for weights in plan.weights if others else ():
-        check_comparable(counterpart(fingerprint, weights, others).fingerprint, fingerprint)
-    found = []
-    for weights in plan.weights:
-        features = run_features(run, plan, config, checkpoint, weights, network, rank, report)
-        if features is not None:
-            figures = figures_of(features, reference, network.distance)
-            found.append(Evaluation(fingerprint, figures, checkpoint.step, weights, plan.seed))
-    if found:
-        record(run.folder, found)
-    return found
-
-
-def run_features(
-    run: Run,
-    plan: Plan,
-    config: Config,
-    checkpoint: Checkpoint,
-    weights: Weights,
+def sampled_features(
+    folder: Path,
+    fingerprint: Fingerprint,
+    open_sampler: Callable[[], Sampler],
     network: FeatureNetwork,
+    count: int,
     rank: Rank,
-    progress: Report,
+    progress: Progress,
 ) -> Tensor | None:
-    """Those of the images, kept in the run's folder; None in processes that are not the first. Shape: (N, D)."""
-    # What a block depends on. The number of images is none of it: more of them add to the blocks of fewer.
-    fingerprint = {
-        **network.fingerprint,
-        "sampler": describe_sampler(config, compiled=plan.compile),
-        "seed": plan.seed,
-        "step": checkpoint.step,
-        "model": weights_digest(checkpoint, weights)[:16],
-    }
-    folder = run.folder / "evaluation" / f"step-{checkpoint.step:06d}-{weights}-{short_hash(fingerprint)}"
-
-    @cache
-    def sampler() -> Sampler:
-        model = load_network(config, checkpoint, weights, compile=plan.compile)
-        return Sampler(model, config, *conditions_of(config, SampleRequest()), plan.seed)
+    """Those of samples, kept in blocks in a folder; None in processes that are not the first. Shape: (N, D)."""
+    sampler = cache(open_sampler)  # Where nothing is missing, no network is loaded.
 
     def describe(numbers: range, done: ShareDone) -> Tensor:
-        # Only here: a finished evaluation loads no network.
         return features_of(sampler(), network, numbers, done)
 
-    shown = partial(progress, "images sampled")
-    if not fill_features(folder, fingerprint, plan.images, describe, rank, shown):
-        return None
-    return torch.cat(list(stored_features(folder, plan.images)))
+    is_first = fill_features(folder, fingerprint, count, describe, rank, progress)
+    return torch.cat(list(stored_features(folder, count))) if is_first else None
 
 
 def figures_of(features: Tensor, reference: Reference, distance: str) -> dict[str, Figure]:
@@ -167,3 +164,115 @@ def figures_of(features: Tensor, reference: Reference, distance: str) -> dict[st
     figures[kernel] = kernel_distance(reference.features, features)
     figures["precision"], figures["recall"] = precision_recall(reference.features, shuffled(features)[:KEPT])
     return figures
+
+
+class Stopped(Exception):
+    """A process should stop, so the evaluation is given up."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates a run's network as `scalelong evaluate` would; every process of the run has one, and calls it alike."""
+
+    config: Config
+    run_folder: Path
+    conditioning: Conditioning
+    condition: Condition
+    """That of each image."""
+    feature_network: FeatureNetwork
+    reference: Reference
+    rank: Rank
+    uses_fsdp: bool
+    """Whether a forward pass takes all processes."""
+
+    @classmethod
+    def open(
+        cls,
+        config: Config,
+        run_folder: Path,
+        conditioning: Conditioning,
+        condition: Condition,
+        *,
+        rank: Rank,
+        uses_fsdp: bool,
+        progress: Report = quiet,
+    ) -> Evaluator:
+        """Load the feature network, and the statistics of the training images, which are made if they are not there."""
+        check_libraries()
+        network = load_features(config.evaluation.network)
+        reference = load_reference(build_reference(config.data, network, rank=rank, progress=progress))
+        return cls(config, run_folder, conditioning, condition, network, reference, rank, uses_fsdp)
+
+    def begin(self, step: int) -> None:
+        """Forget what came after a step, and what a killed evaluation left; for the first process."""
+        self.tidy()
+        forget_after(self.run_folder, step)
+
+    def tidy(self) -> None:
+        """Remove the files that were exchanged; for the first process, once all have their result."""
+        shutil.rmtree(self.exchange, ignore_errors=True)
+
+    def evaluate(
+        self, network: nn.Module, step: int, weights: Weights, should_stop: Callable[[], bool]
+    ) -> Evaluation | None:
+        """The figures of a network in eval mode, the same in every process; None if one of them should stop."""
+        outcome = self.exchange / f"{step}-{weights}.json"
+        features = self._features(network, step, weights, should_stop)
+        if self.rank.index:
+            wait_until(outcome.is_file)
+            content = json.loads(outcome.read_bytes())
+            return None if content is None else Evaluation.from_json(content)
+        found = None
+        if features is not None:
+            figures = figures_of(features, self.reference, self.feature_network.distance)
+            found = Evaluation(self.fingerprint, figures, step, weights)
+            record(self.run_folder, [found])
+        self.exchange.mkdir(exist_ok=True)
+        replace_text(outcome, json.dumps(None if found is None else asdict(found)))
+        return found
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """That of every result: in float32 whatever the training's precision, but shards sample in that of training."""
+        config, precision = self.config, "fp32"
+        if self.uses_fsdp:
+            precision = resolve_precision(config.training.precision, best_device())
+        images = config.evaluation.images
+        return result_fingerprint(config, self.feature_network, self.reference, images, precision=precision)
+
+    @property
+    def exchange(self) -> Path:
+        return self.run_folder / EXCHANGE
+
+    def _features(
+        self, network: nn.Module, step: int, weights: Weights, should_stop: Callable[[], bool]
+    ) -> Tensor | None:
+        """Of all images, in the first process; None in the others, and if one should stop."""
+        sampler = Sampler(network, self.config, self.conditioning, fixed(self.condition))
+        folder, stop = self.exchange / f"{step}-{weights}", self.exchange / "stop"
+
+        def check_stop(done: float, count: int) -> None:
+            # Processes that sample in step would wait for one that stopped.
+            if not self.uses_fsdp:
+                if should_stop():
+                    stop.touch()
+                if stop.exists():
+                    raise Stopped
+
+        images, content = self.config.evaluation.images, {"step": step, "weights": weights}
+        try:
+            features = sampled_features(
+                folder, content, lambda: sampler, self.feature_network, images, self.rank, check_stop
+            )
+        except Stopped:
+            return None
+        if self.uses_fsdp:
+            # Sample, for nothing, as often as the first process, whose forward passes take this one as well.
+            for _ in range(self._batches(0) - self._batches(self.rank.index)):
+                sampler.sample(range(1))
+        return features
+
+    def _batches(self, rank: int) -> int:
+        """How many batches a process samples."""
+        own = list(block_ranges(self.config.evaluation.images, BLOCK).values())[rank :: self.rank.world]
+        return sum(math.ceil(len(block) / BATCH) for block in own)

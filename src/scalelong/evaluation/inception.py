@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Kernel = tuple[int, int]
+SQUARE, ROW, COLUMN = (3, 3), (1, 7), (7, 1)
+
 
 class ConvNorm(nn.Module):
     """Convolution, batch norm, ReLU."""
 
-    def __init__(
-        self, width: int, out: int, kernel: tuple[int, int], stride: int = 1, padding: tuple[int, int] = (0, 0)
-    ) -> None:
+    def __init__(self, width: int, out: int, kernel: Kernel, stride: int = 1, padding: Kernel = (0, 0)) -> None:
         super().__init__()
         self.conv = nn.Conv2d(width, out, kernel, stride, padding, bias=False)
         self.bn = nn.BatchNorm2d(out, eps=0.001)
@@ -34,7 +36,7 @@ class Conv:
 
     name: str
     out: int
-    kernel: tuple[int, int] = (1, 1)
+    kernel: Kernel = (1, 1)
     stride: int = 1
 
     def build(self, width: int) -> ConvNorm:
@@ -68,28 +70,16 @@ class Mixed(nn.Module):
 
     def _follow(self, branch: Sequence[Part], x: Tensor) -> Tensor:
         for part in branch:
-            if isinstance(part, Conv):
-                x = self.get_submodule(part.name)(x)
-            elif isinstance(part, tuple):
+            if isinstance(part, tuple):
                 x = torch.cat([self.get_submodule(conv.name)(x) for conv in part], 1)
             else:
-                x = part(x)
+                x = self.get_submodule(part.name)(x) if isinstance(part, Conv) else part(x)
         return x
 
 
-def average(x: Tensor) -> Tensor:
-    return F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
-
-
-def maximum(x: Tensor) -> Tensor:
-    return F.max_pool2d(x, 3, stride=1, padding=1)
-
-
-def shrink(x: Tensor) -> Tensor:
-    return F.max_pool2d(x, 3, stride=2)
-
-
-SQUARE, ROW, COLUMN = (3, 3), (1, 7), (7, 1)
+average = partial(F.avg_pool2d, kernel_size=3, stride=1, padding=1, count_include_pad=False)
+maximum = partial(F.max_pool2d, kernel_size=3, stride=1, padding=1)
+shrink = partial(F.max_pool2d, kernel_size=3, stride=2)
 
 
 def double(out: int, middle: int, stride: int = 1) -> list[Conv]:

@@ -59,9 +59,18 @@ class Moments:
         check_finite(x)
         if not len(x):
             return self  # None of a block's images could be read.
-        mean = x.mean(0)
+        count, mean = len(x), x.mean(0)
         centred = x - mean
-        return self._merge(len(x), mean, centred.T @ centred)
+        scatter = centred.T @ centred
+        if not self.count:
+            self.count, self.mean, self.scatter = count, mean, scatter
+            return self
+        total, step = self.count + count, mean - self.mean
+        self.scatter += scatter
+        self.scatter.addr_(step, step, alpha=self.count * count / total)
+        self.mean = self.mean + step * (count / total)
+        self.count = total
+        return self
 
     def without(self, part: Moments) -> Moments:
         """The moments of what was added except one part, which is known."""
@@ -71,17 +80,6 @@ class Moments:
         step = part.mean - rest.mean
         rest.scatter = (self.scatter - part.scatter).addr_(step, step, alpha=-rest.count * part.count / self.count)
         return rest
-
-    def _merge(self, count: int, mean: Tensor, scatter: Tensor) -> Moments:
-        if not self.count:
-            self.count, self.mean, self.scatter = count, mean.clone(), scatter.clone()
-            return self
-        total, step = self.count + count, mean - self.mean
-        self.scatter += scatter
-        self.scatter.addr_(step, step, alpha=self.count * count / total)
-        self.mean = self.mean + step * (count / total)
-        self.count = total
-        return self
 
     def statistics(self) -> Statistics:
         if self.count < 2:
@@ -120,9 +118,8 @@ class Figure:
 def frechet_distance(first: Statistics, second: Statistics) -> float:
     """‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁^½ Σ₂ Σ₁^½)^½), in float64.
 
-    The eigenvalues under the root are those of a symmetric matrix, so they are real, and singular covariances, whose
-    product a general matrix root fails on, are as good as any. torchmetrics' own takes the eigenvalues of Σ₁Σ₂, which
-    is not symmetric, and wants the features of torch-fidelity.
+    The eigenvalues under the root are those of a symmetric matrix: real, and right for singular covariances as well.
+    torchmetrics' own takes those of Σ₁Σ₂, which is not symmetric, and wants the features of torch-fidelity.
 
     >>> normal = Statistics(torch.zeros(2).double(), torch.eye(2).double(), 10)
     >>> frechet_distance(normal, Statistics(torch.ones(2).double(), 4 * torch.eye(2).double(), 10))
@@ -133,7 +130,8 @@ def frechet_distance(first: Statistics, second: Statistics) -> float:
 
 def distance_from(reference: Statistics) -> Callable[[Statistics], float]:
     """The Fréchet distance from one side, whose root is taken once."""
-    root = symmetric_root(reference.covariance)
+    values, vectors = torch.linalg.eigh(reference.covariance)
+    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 
     def distance(other: Statistics) -> float:
         if other.width != reference.width:
@@ -143,11 +141,6 @@ def distance_from(reference: Statistics) -> Callable[[Statistics], float]:
         return not_below_zero(((reference.mean - other.mean).square().sum() + traces - 2 * shared).item())
 
     return distance
-
-
-def symmetric_root(matrix: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 
 
 def frechet_figure(reference: Statistics, features: Tensor, groups: int = GROUPS) -> Figure:
@@ -181,10 +174,9 @@ def distances_by_gram(reference: Statistics, parts: Sequence[Tensor]) -> Iterato
     x = torch.cat(list(parts)).double() - reference.mean
     gram, trace = x @ reference.covariance @ x.T, reference.covariance.trace()
     yield distance_by_gram(x, gram, trace)
-    ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
-    for part, end in zip(parts, ends, strict=True):
-        kept = torch.ones(len(x), dtype=torch.bool)
-        kept[end - len(part) : end] = False
+    part_of = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
+    for number in range(len(parts)):
+        kept = part_of != number
         yield distance_by_gram(x[kept], gram[kept][:, kept], trace)
 
 
@@ -202,13 +194,13 @@ def not_below_zero(distance: float) -> float:
     return 0.0 if distance < 0 else distance
 
 
-def shuffled(features: Tensor, seed: int = 0) -> Tensor:
+def shuffled(features: Tensor) -> Tensor:
     """In an order of its own, always the same: datasets are often sorted, and groups must be alike."""
-    return features[random_order(len(features), seed)]
+    return features[random_order(len(features))]
 
 
-def random_order(count: int, seed: int = 0) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+def random_order(count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 def jackknife(value: float, left_out: Sequence[float]) -> Figure:
@@ -291,11 +283,8 @@ def all_radii(points: Tensor, neighbours: int, groups: int, pairs: int) -> Tenso
     Points of the group that is left out have the radius −1, which nothing is within. One group is none.
     """
     nearest = torch.cat(list(nearest_by_group(points, neighbours, groups, pairs)))
-    whole = nearest.flatten(1).kthvalue(neighbours, 1).values
-    if groups == 1:
-        return whole[None]
-    rows = [whole]
-    for group, own in enumerate(group_slices(len(points), groups)):
+    rows = [nearest.flatten(1).kthvalue(neighbours, 1).values]
+    for group, own in enumerate(group_slices(len(points), groups) if groups > 1 else []):
         kept = torch.cat([nearest[:, :group], nearest[:, group + 1 :]], 1).flatten(1)
         radii = kept.kthvalue(neighbours, 1).values
         radii[own] = -1

@@ -7,8 +7,8 @@ import json
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,14 @@ import torch
 from torch import Tensor
 
 from ..data import DataConfig
-from ..data.columns import narrow
-from ..data.dataset import choose_rows, decode_plan, plan_rows, spread
+from ..data.dataset import Part, decode_plan, open_parts, spread
 from ..data.errors import BrokenImages
-from ..data.tables import Table
 from ..utils.atomic import atomic_write, locked, sha256_of
-from ..utils.blocks import Fingerprint, Progress, short_hash, wait_until
-from ..utils.distributed import SINGLE, Rank
-from .feature_network import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
+from ..utils.blocks import Fingerprint, Progress, block_ranges, short_hash, wait_until
+from ..utils.process import SINGLE, Rank
+from .features import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
 from .metrics import Moments, Statistics, random_order
 
-FOLDER = Path("statistics")
 # KID, precision and recall take so many images of the reference at most: their cost grows with pairs of images.
 KEPT = 10_000
 # Raw features are kept beside the file for these three.
@@ -35,6 +32,10 @@ FEATURES = ".features.npy"
 
 Report = Callable[[str, float, int], None]
 """Called with what is counted, how many of them are done, and of how many."""
+
+
+def quiet(what: str, done: float, count: int) -> None:
+    """The report of a caller that wants none."""
 
 
 class StatisticsError(ValueError):
@@ -51,43 +52,32 @@ class Reference:
     """Shape: (N, D), float32, mapped from the file."""
 
 
-@dataclass(frozen=True)
-class TrainingImages:
-    """The training images of a dataset, or some of them at even distances, decoded a block at a time."""
-
-    table: Table
-    rows: Sequence[int]
-    config: DataConfig
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self, numbers: range, broken: BrokenImages | None = None) -> Tensor:
-        """Those that can be read. Shape: (B, C, H, W), uint8."""
-        plan = plan_rows(self.table, self.rows[numbers.start : numbers.stop], self.config, None)
-        return decode_plan(plan, self.config, broken or BrokenImages(self.config.source)).images
-
-    def content(self, progress: Progress) -> str:
-        """A hash of their pixels; raises DataError if more than 1 % cannot be read."""
-        broken, digest = BrokenImages(self.config.source), hashlib.sha256()
-        for start in range(0, len(self), BLOCK):
-            progress(start, len(self))
-            digest.update(self.read(range(start, start + BLOCK), broken).numpy().tobytes())
-        progress(len(self), len(self))
-        broken.check(len(self))
-        broken.report(len(self))
-        return digest.hexdigest()[:16]
+def training_images(data: DataConfig, images: int | None = None) -> Part:
+    """The images that a recipe trains on; `images` of them at even distances, if given."""
+    part = open_parts(data.model_copy(update={"label_column": None, "caption_column": None}))[0]
+    if images is None:
+        return part
+    size = len(part.rows)
+    if not 2 <= images <= size:
+        raise ValueError(f"there are {size} images to take statistics of, so --images is 2 to {size}")
+    return replace(part, rows=[part.rows[place] for place in spread(size, images)])
 
 
-def open_training_images(data: DataConfig, images: int | None = None) -> TrainingImages:
-    """The images that a recipe trains on; `images` of them, if given."""
-    used = data.model_copy(update={"label_column": None, "caption_column": None})
-    table, rows = choose_rows(used)[0]
-    if images is not None:
-        if not 2 <= images <= len(rows):
-            raise ValueError(f"there are {len(rows)} images to take statistics of, so --images is 2 to {len(rows)}")
-        rows = [rows[place] for place in spread(len(rows), images)]
-    return TrainingImages(narrow(table, used), rows, used)
+def read_images(part: Part, numbers: range, broken: BrokenImages) -> Tensor:
+    """Those that can be read. Shape: (B, C, H, W), uint8."""
+    return decode_plan(part.plan(part.rows[numbers.start : numbers.stop]), part.config, broken).images
+
+
+def hash_pixels(part: Part, progress: Progress) -> str:
+    """A hash of all images' pixels; raises DataError if more than 1 % cannot be read."""
+    broken, digest, count = BrokenImages(part.config.source), hashlib.sha256(), len(part.rows)
+    for numbers in block_ranges(count, BLOCK).values():
+        progress(numbers.start, count)
+        digest.update(read_images(part, numbers, broken).numpy().tobytes())
+    progress(count, count)
+    broken.check(count)
+    broken.report(count)
+    return digest.hexdigest()[:16]
 
 
 def build_reference(
@@ -95,26 +85,23 @@ def build_reference(
     network: FeatureNetwork,
     *,
     images: int | None = None,
-    folder: Path = FOLDER,
+    folder: Path = Path("statistics"),
     rank: Rank = SINGLE,
-    progress: Report | None = None,
+    progress: Report = quiet,
 ) -> Path:
     """The file of a dataset's statistics, made by all processes if it is not there; all return once it is."""
-    report = progress or (lambda what, done, count: None)
-    pictures = open_training_images(data, images)
-    content = pictures.content(partial(report, "images of the dataset read"))
+    part = training_images(data, images)
+    content = hash_pixels(part, partial(progress, "images of the dataset read"))
     fingerprint = {**network.fingerprint, "data": content}
     source, called = Path(data.source).stem.replace(":", "-"), Path(network.name).stem
     path = folder / f"{source}-{called}-{short_hash(fingerprint)}.npz"
-    blocks, count = path.with_suffix(".blocks"), len(pictures)
+    blocks, count = path.with_suffix(".blocks"), len(part.rows)
 
     def describe(numbers: range, done: ShareDone) -> Tensor:
-        return network(pictures.read(numbers), done)
+        return network(read_images(part, numbers, BrokenImages(data.source)), done)
 
-    def fill() -> bool:
-        shown = partial(report, "images of the dataset described")
-        return fill_features(blocks, fingerprint, count, describe, rank, shown)
-
+    shown = partial(progress, "images of the dataset described")
+    fill = partial(fill_features, blocks, fingerprint, count, describe, rank, shown)
     if rank.index and not path.is_file():
         fill()
         wait_until(path.is_file)
@@ -122,17 +109,13 @@ def build_reference(
         # Runs that start together want the same file.
         with locked(folder / ".lock", busy=f"another process makes statistics in {folder}", wait=None):
             if not path.is_file() and fill():
-                save_reference(path, summarise(lambda: stored_features(blocks, count), fingerprint))
+                moments = Moments()
+                for features in stored_features(blocks, count):  # One block in memory at a time.
+                    moments.add(features)
+                kept = pick(stored_features(blocks, count), moments.count)
+                save_reference(path, Reference(moments.statistics(), fingerprint, kept))
                 shutil.rmtree(blocks, ignore_errors=True)
     return path
-
-
-def summarise(features: Callable[[], Iterator[Tensor]], fingerprint: Fingerprint) -> Reference:
-    """Statistics of features, and some of these themselves, with no more than one block in memory at a time."""
-    moments = Moments()
-    for part in features():
-        moments.add(part)
-    return Reference(moments.statistics(), fingerprint, pick(features(), moments.count))
 
 
 def pick(parts: Iterator[Tensor], count: int) -> Tensor:
@@ -178,10 +161,7 @@ def load_reference(path: str | Path) -> Reference:
     path = Path(path).expanduser()
     if not path.is_file():
         raise StatisticsError(f"there are no statistics {str(path)!r}: scalelong stats makes them")
-    try:
-        arrays = read_arrays(path)
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise StatisticsError(f"{path} is not an .npz that can be read: {error}") from error
+    arrays = read_arrays(path)
     if not {"mu", "sigma"} <= arrays.keys():
         raise StatisticsError(f"{path} has no arrays mu and sigma, but {', '.join(arrays) or 'none'}")
     mean, covariance = (torch.from_numpy(arrays[key]).double() for key in ("mu", "sigma"))
@@ -191,24 +171,27 @@ def load_reference(path: str | Path) -> Reference:
     if not (torch.isfinite(mean).all() and torch.isfinite(covariance).all()):
         raise StatisticsError(f"{path}: mu or sigma is not finite")
     fingerprint: Fingerprint = json.loads(str(arrays.get("fingerprint", "{}")))
-    features = load_features_of(path, fingerprint.pop("features", None))
+    features = load_kept(path, fingerprint.pop("features", None))
     return Reference(Statistics(mean, covariance, fingerprint.pop("images", None)), fingerprint, features)
 
 
 def read_arrays(path: Path) -> Mapping[str, Any]:
-    """The arrays of an .npz by name; raises ValueError if the file holds a single array."""
+    """The arrays of an .npz by name."""
     import numpy as np
 
-    # By a handle of our own: of a damaged file numpy leaves its own open.
-    with path.open("rb") as opened:
-        found = np.load(opened, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            raise ValueError("it holds one array, not several by name; raw features go with the .npz beside them")
-        with found:
-            return dict(found)
+    try:
+        # By a handle of our own: of a damaged file numpy leaves its own open.
+        with path.open("rb") as opened:
+            found = np.load(opened, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                raise ValueError("it holds one array, not several by name; raw features go with the .npz beside them")
+            with found:
+                return dict(found)
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise StatisticsError(f"{path} is not an .npz that can be read: {error}") from error
 
 
-def load_features_of(path: Path, digest: str | None) -> Tensor | None:
+def load_kept(path: Path, digest: str | None) -> Tensor | None:
     """The raw features beside a file, mapped; None if none were kept, or they were left behind."""
     import numpy as np
 

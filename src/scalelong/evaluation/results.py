@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
-from ..utils.atomic import Files, atomic_write, to_json
+from ..utils.atomic import replace_text, to_json
 from ..utils.blocks import Fingerprint
-from .feature_network import INCEPTION, FeatureNetwork
+from .features import INCEPTION, FeatureNetwork
 from .metrics import Figure
 from .reference import Reference
 
@@ -80,6 +80,7 @@ def result_fingerprint(
     precision: str = "fp32",
 ) -> Fingerprint:
     """All that must be equal for two results to be compared; known before an image is sampled."""
+    mean = reference.statistics.mean.numpy().tobytes()
     return {
         **network.fingerprint,
         "images": images,
@@ -87,12 +88,13 @@ def result_fingerprint(
         "precision": precision,
         # Images of the same caption are less varied than those of as many different ones.
         "captions": None if config.text is None else min(images, config.data.validation_count),
-        "reference": content_of(reference),
+        # The hash of its images; of its mean, where the file does not say.
+        "reference": str(reference.fingerprint.get("data", hashlib.sha256(mean).hexdigest()[:16])),
         "reference_images": reference.statistics.count,
     }
 
 
-def describe_sampler(config: Config, *, compiled: bool = False) -> str:
+def describe_sampler(config: Config, compiled: bool = False) -> str:
     """
     >>> from scalelong.config import load_recipe
     >>> describe_sampler(load_recipe("digits"))
@@ -102,12 +104,6 @@ def describe_sampler(config: Config, *, compiled: bool = False) -> str:
     guidance = f", guidance {sampling.guidance:g}" if config.conditional else ""
     steps = min(sampling.steps, config.diffusion.steps)
     return f"{sampling.sampler}, {steps} steps{guidance}{', compiled' if compiled else ''}"
-
-
-def content_of(reference: Reference) -> str:
-    """The hash of the reference's images; of its mean, where the file does not say."""
-    mean = reference.statistics.mean.numpy().tobytes()
-    return str(reference.fingerprint.get("data", hashlib.sha256(mean).hexdigest()[:16]))
 
 
 def check_reference(reference: Reference, network: FeatureNetwork) -> None:
@@ -122,9 +118,8 @@ def check_reference(reference: Reference, network: FeatureNetwork) -> None:
         )
     for key in found.keys() & wanted.keys():
         if found[key] != wanted[key]:
-            raise NotComparable(
-                f"the reference's {key} is {found[key]!r}, and the evaluation's is {wanted[key]!r}: {advice}"
-            )
+            said = f"the reference's {key} is {found[key]!r}, and the evaluation's is {wanted[key]!r}"
+            raise NotComparable(f"{said}: {advice}")
 
 
 def compare(first: Evaluation, second: Evaluation) -> dict[str, float]:
@@ -169,15 +164,12 @@ def record(folder: Path, found: Sequence[Evaluation]) -> None:
 def forget_after(folder: Path, step: int) -> None:
     """Leave out the evaluations of later steps, which a run that resumes from this step has not done yet."""
     path = folder / FILE
-    before = read_evaluations(path) if path.is_file() else []
-    kept = [one for one in before if one.step <= step]
-    if len(kept) < len(before):
-        write_evaluations(path, kept)
+    if path.is_file():
+        write_evaluations(path, [one for one in read_evaluations(path) if one.step <= step])
 
 
 def write_evaluations(path: Path, evaluations: Sequence[Evaluation]) -> None:
-    content = to_json([asdict(one) for one in evaluations])
-    atomic_write(path, lambda temporary: Files().write_bytes(temporary, content))
+    replace_text(path, to_json([asdict(one) for one in evaluations]).decode())
 
 
 def read_evaluations(path: Path) -> list[Evaluation]:

@@ -16,7 +16,7 @@ from ..config.schema import ScalingConfig
 from ..diffusion import Schedule
 from ..diffusion.guidance import Condition
 from ..diffusion.samplers import Predictor
-from ..utils.device import best_device
+from ..utils.process import best_device
 from .advisor import GAIN_IMAGES, KappaAdvice, suggest_kappa
 
 # Half a gigabyte of pixels.

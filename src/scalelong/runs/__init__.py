@@ -1,9 +1,8 @@
 """A run's folder: checkpoints that lose nothing, metrics, and what is made of a trained network."""
 
 from .checkpoint import Checkpoint, CheckpointError, CheckpointStore
-from .metrics import read_metrics
 from .resume import find_resume_point
-from .run_dir import Run, RunError
+from .run_dir import Run, RunError, read_metrics
 
 __all__ = [
     "Checkpoint",

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..utils.atomic import (
-    NO_SPACE,
-    Damaged,
-    Files,
-    advice_for,
-    check_json,
-    describe,
-    free_space,
-    human_size,
-    read_signed,
-    signed,
-    to_json,
-    verify_file,
-)
+from ..utils import atomic
+from ..utils.atomic import Damaged, Files, check_json, describe_files, read_signed, signed, to_json, verify_files
 from ..utils.tensors import check_tensor, import_safetensors, read_tensors
 
 logger = logging.getLogger(__name__)
@@ -63,8 +51,8 @@ class Checkpoint:
     path: Path
     step: int
     metric: float | None
-    files: Mapping[str, tuple[int, str]]
-    """For each name, its size in bytes and its SHA-256."""
+    files: Mapping[str, Sequence[Any]]
+    """By name, the size in bytes and the SHA-256."""
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -155,7 +143,7 @@ class CheckpointStore:
         for group, values in tensors.items():
             self.files.write_tensors(folder / f"{group}.safetensors", values)
         self.files.write_bytes(folder / STATE, to_json(state))
-        written = {path.name: describe(path) for path in sorted(folder.iterdir())}
+        written = describe_files(sorted(folder.iterdir()))
         self.files.write_bytes(folder / MANIFEST, manifest_of(step, metric, written))
         for name in (*written, MANIFEST):
             self.files.sync(folder / name)
@@ -187,11 +175,8 @@ class CheckpointStore:
 
     def _prune(self, newest: int) -> None:
         """Remove what is neither among the last ones nor the best; damaged folders and later steps are left alone."""
-        complete = [
-            found
-            for found in self._listed()
-            if found.step <= newest and found.path.name.startswith("step-") and found.path not in self._damaged
-        ]
+        listed = [found for found in self._listed() if found.step <= newest and found.path not in self._damaged]
+        complete = [found for found in listed if not found.path.name.startswith(REPLACED)]
         best = best_first(complete)[:1]
         for found in complete[: -self.keep_last]:
             if found not in best:
@@ -244,13 +229,16 @@ class CheckpointStore:
         return None
 
     def _explain(self, step: int, tensors: Groups, error: OSError) -> str:
-        needed = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
-        free = free_space(self.folder)
-        space = f"it needs {human_size(needed)}" + ("" if free is None else f", {human_size(free)} are free")
-        fewer = "Free some space or keep fewer checkpoints, then resume."
+        space, advice = "", atomic.advice_for(error)
+        if error.errno in atomic.NO_SPACE:
+            needed = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
+            space = (
+                f"; it needs {atomic.human_size(needed)}, {atomic.human_size(atomic.free_space(self.folder))} are free"
+            )
+            advice = "Free some space or keep fewer checkpoints, then resume."
         return (
-            f"could not save the checkpoint of step {step} in {self.folder}: {error.strerror or error}; {space}. "
-            f"Older checkpoints are intact. {fewer if error.errno in NO_SPACE else advice_for(error.errno)}"
+            f"could not save the checkpoint of step {step} in {self.folder}: {error.strerror or error}{space}. "
+            f"Older checkpoints are intact. {advice}"
         )
 
 
@@ -260,11 +248,11 @@ def step_of(path: Path) -> int:
 
 def best_first(found: Iterable[Checkpoint]) -> list[Checkpoint]:
     """Those that have a metric: the lowest first, of equals the newest, and the one in place."""
-    with_metric = [(-one.metric, one.step, one.path.name, one) for one in found if one.metric is not None]
-    return [one for *_, one in sorted(with_metric, key=lambda entry: entry[:3], reverse=True)]
+    with_metric = [one for one in found if one.metric is not None]
+    return sorted(with_metric, key=lambda one: (-(one.metric or 0.0), one.step, one.path.name), reverse=True)
 
 
-def manifest_of(step: int, metric: float | None, files: Mapping[str, tuple[int, str]]) -> bytes:
+def manifest_of(step: int, metric: float | None, files: Mapping[str, Sequence[Any]]) -> bytes:
     """A manifest; a metric that is not a number is never the best one, and is left out."""
     metric = float(metric) if metric is not None and math.isfinite(metric) else None
     entries = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()}
@@ -288,11 +276,7 @@ def read_manifest(folder: Path) -> Checkpoint:
 def verify(folder: Path) -> Checkpoint:
     """The checkpoint in a folder, every checksum compared; raises Damaged with the reason."""
     found = read_manifest(folder)
-    for name, (size, digest) in found.files.items():
-        try:
-            verify_file(folder / name, size, digest)
-        except OSError as error:
-            raise Damaged(f"{name} cannot be read ({error.strerror})") from error
+    verify_files(folder, found.files)
     return found
 
 
@@ -306,4 +290,3 @@ def check_request(step: int, tensors: Groups, state: Mapping[str, Any]) -> None:
         for name, tensor in values.items():
             check_tensor(f"{group}: {name}", tensor)
     check_json(state, "state")
-    import_safetensors()

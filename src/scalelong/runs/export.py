@@ -17,12 +17,11 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from ..config.build import build_process, count_parameters
-from ..config.schema import Config, ScalingConfig, UViTConfig, Weights
+from ..config.schema import Config, UViTConfig, Weights
 from ..skips import fuse_skips, unscale_skips
 from ..utils.atomic import Files
-from .metrics import read_metrics
 from .model import choose_checkpoint, read_network
-from .run_dir import Run, RunError
+from .run_dir import Run, RunError, read_metrics
 
 Target = Literal["diffusers", "uvit"]
 
@@ -171,34 +170,25 @@ def write_card(
     path: Path, run: Run, config: Config, step: int, weights: Weights, parameters: int, reason: str | None
 ) -> None:
     """The README: what the model is, how it was trained, how well it did, and how it is loaded."""
-    model = config.model.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})
-    folded = "" if config.scaling.method == "none" else FOLDED
+    scaling = config.scaling
+    settings = "".join(f", {name} = {value}" for name, value in scaling.options.items())
+    key = "validation_loss_ema" if weights == "ema" else "validation_loss"
+    validated = [line for line in read_metrics(run.metrics.path) if key in line and line["step"] <= step]
+    folded = "" if scaling.method == "none" else FOLDED
     text = CARD.format(
         config=config,
         library="pytorch" if isinstance(config.model, UViTConfig) else "diffusers",
-        model=json.dumps(model),
+        model=json.dumps(config.model.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})),
         parameters=parameters,
-        scaling=describe_scaling(config.scaling),
+        scaling="not scaled" if scaling.method == "none" else f"`{scaling.method}`{settings}, at the {scaling.where}",
         step=step,
         weights={"ema": "EMA", "raw": "last"}[weights],
         diffusion=config.diffusion,
-        validation=describe_validation(run, step, weights),
+        validation=f"{validated[-1][key]:.4f} at step {validated[-1]['step']}" if validated else "not measured",
         lines=code_that_loads(config, scale_again=reason is not None),
         note=folded if reason is None else BESIDE.format(reason=reason),
     )
     path.write_text(text, encoding="utf-8")
-
-
-def describe_scaling(scaling: ScalingConfig) -> str:
-    settings = "".join(f", {name} = {value}" for name, value in scaling.options.items())
-    return "not scaled" if scaling.method == "none" else f"`{scaling.method}`{settings}, at the {scaling.where}"
-
-
-def describe_validation(run: Run, step: int, weights: Weights) -> str:
-    """The last validation loss up to the exported step."""
-    key = "validation_loss_ema" if weights == "ema" else "validation_loss"
-    found = [line for line in read_metrics(run.metrics.path) if key in line and line["step"] <= step]
-    return f"{found[-1][key]:.4f} at step {found[-1]['step']}" if found else "not measured"
 
 
 def code_that_loads(config: Config, *, scale_again: bool) -> str:

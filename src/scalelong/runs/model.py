@@ -6,7 +6,7 @@ from torch import nn
 
 from ..config.build import build_model, lay_out
 from ..config.schema import Config, Weights
-from ..utils.device import own_device
+from ..utils.process import own_device
 from .checkpoint import Checkpoint
 from .run_dir import Run, RunError
 
@@ -17,23 +17,19 @@ GROUPS: dict[Weights, str] = {"ema": "ema", "raw": "model"}
 def choose_checkpoint(run: Run, which: str | int = "last") -> Checkpoint:
     """The `last` checkpoint of a run, the `best` by validation loss, or that of a step; raises where there is none."""
     store = run.checkpoints()
-    if which == "last":
-        found, reason = store.latest(), "has no checkpoint yet"
-    elif which == "best":
-        found, reason = (
-            store.best(),
-            (
-                "has no checkpoint with a validation loss, by which the best is known: use --checkpoint last, or train "
-                "with training.validate_every at steps that are saved"
-            ),
-        )
-    elif str(which).isdecimal():
+    if str(which).isdecimal():
         return store.load(int(which))
-    else:
+    if which not in ("last", "best"):
         raise ValueError(f"--checkpoint is best, last, or the number of a step, not {which!r}")
-    if found is None:
-        raise RunError(f"{run.folder} {reason}")
-    return found
+    found = store.latest() if which == "last" else store.best()
+    if found is not None:
+        return found
+    if which == "last":
+        raise RunError(f"{run.folder} has no checkpoint yet")
+    raise RunError(
+        f"{run.folder} has no checkpoint with a validation loss, by which the best is known: use --checkpoint last, or "
+        "train with training.validate_every at steps that are saved"
+    )
 
 
 def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, compile: bool = False) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -18,9 +19,8 @@ import torch
 
 from ..config.load import load_recipe, to_yaml
 from ..config.schema import Config
-from ..utils.atomic import locked, replace_text
+from ..utils.atomic import locked, replace_text, writing
 from .checkpoint import CheckpointStore
-from .metrics import MetricsLog
 
 PACKAGES = ("scalelong", "torch", "diffusers", "datasets", "numpy", "safetensors")
 
@@ -30,6 +30,52 @@ CHECKPOINTS = "checkpoints"
 
 class RunError(ValueError):
     """A folder that cannot be used for this run; the message says why and what to do."""
+
+
+class MetricsLog:
+    """metrics.jsonl, one JSON object per line.
+
+    A checkpoint records the size of the file; `cut(size)` brings the file back to it, so that a resumed run writes
+    every line exactly once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append a line; JSON has no infinity and no NaN: they become text."""
+        known = {
+            key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
+        line = json.dumps(known, ensure_ascii=False)
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def synced_size(self) -> int:
+        """The length of the file in bytes, once all of it is on the disk; 0 before its first line."""
+        if not self.path.exists():
+            return 0
+        with writing(self.path), self.path.open("ab") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def cut(self, size: int) -> None:
+        """Drop what came after `size` bytes, a line that was written in part included."""
+        if self.path.exists() and self.path.stat().st_size > size:
+            with writing(self.path):
+                os.truncate(self.path, size)
+
+    def last_step(self) -> int:
+        """The step of the last line, 0 if there is none."""
+        lines = read_metrics(self.path) if self.path.exists() else []
+        return lines[-1]["step"] if lines else 0
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All lines that were written whole."""
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Run:

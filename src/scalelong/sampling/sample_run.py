@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +24,8 @@ from ..runs.checkpoint import Checkpoint
 from ..runs.model import choose_checkpoint, load_network, weights_digest
 from ..runs.run_dir import Run
 from ..utils.blocks import Progress
-from ..utils.device import best_device, check_compiler, own_device
-from ..utils.distributed import Rank
-from .sample_folder import SampleBatch, SampleFolder
+from ..utils.process import Rank, best_device, check_compiler, own_device
+from .images import SampleBatch, SampleFolder
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +43,9 @@ class SampleRequest:
     prompt: str | None = None
 
 
+DEFAULT = SampleRequest()
+
+
 def sample_run(
     folder: str | Path,
     count: int = 64,
@@ -52,7 +53,7 @@ def sample_run(
     steps: int | None = None,
     sampler: str | None = None,
     guidance: float | None = None,
-    request: SampleRequest | None = None,
+    request: SampleRequest = DEFAULT,
     seed: int = 0,
     weights: Weights = "ema",
     checkpoint: str | int = "last",
@@ -68,9 +69,8 @@ def sample_run(
     `compile` takes its time once for every size of batch, is faster then, and has a folder of its own. `checkpoint` is
     last, best or a step. What is not given is as the recipe's `sampling:` block says.
     """
-    run, request = Run(Path(folder)), request or SampleRequest()
-    given = {"steps": steps, "sampler": sampler, "guidance": guidance}
-    config = with_sampling(run.config(), **{key: value for key, value in given.items() if value is not None})
+    run = Run(Path(folder))
+    config = with_sampling(run.config(), steps=steps, sampler=sampler, guidance=guidance)
     check_request(config, request)
     chosen = choose_checkpoint(run, checkpoint)
     settings = describe_samples(config, request, chosen, weights, seed)
@@ -108,7 +108,8 @@ def describe_samples(
 
 
 def with_sampling(config: Config, **given: object) -> Config:
-    """The recipe with other settings of its `sampling:` block, checked like the recipe's own."""
+    """The recipe with other settings, where not None, of its `sampling:` block, checked like the recipe's own."""
+    given = {key: value for key, value in given.items() if value is not None}
     raw = {**config.model_dump(), "sampling": {**config.sampling.model_dump(), **given}}
     return check_config(raw, {(): "the run's recipe", **{("sampling", key): f"--{key}" for key in given}})
 
@@ -131,7 +132,7 @@ def check_request(config: Config, request: SampleRequest) -> None:
     spread_labels(config, 1, request.label)
 
 
-def conditions_of(config: Config, request: SampleRequest) -> tuple[Conditioning, Conditions]:
+def conditions_of(config: Config, request: SampleRequest = DEFAULT) -> tuple[Conditioning, Conditions]:
     """How the network is conditioned, and on what for any images: the text of all of them may not fit in memory."""
 
     def labels(own: range) -> Condition:
@@ -175,13 +176,18 @@ class Sampler:
 
     def sample(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
         """The images of these numbers, in batches that depend on the first one alone. Shape: (B, C, H, W), uint8."""
-        batches = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
-        return torch.cat([self.sample_batch(batch, part_of(numbers, batch, progress)) for batch in batches])
+
+        def sample_from(start: int) -> Tensor:
+            batch = numbers[start : start + BATCH]
+            return self.sample_batch(batch, lambda share: progress((start + share * len(batch)) / len(numbers)))
+
+        return torch.cat([sample_from(start) for start in range(0, len(numbers), BATCH)])
 
     def sample_batch(self, numbers: range, progress: Callable[[float], None] = lambda share: None) -> Tensor:
         """The images of these numbers at once. Shape: (len(numbers), C, H, W), uint8."""
         config, sampling = self.config, self.config.sampling
-        with without_gradients(self.network):
+        # Shards keep the weights that they gather, and could not train with them after inference mode.
+        with torch.no_grad() if hasattr(self.network, "unshard") else torch.inference_mode():
             samples = sample(
                 self.conditioning.guided(self.network, self.conditions(numbers).to(self.device), sampling.guidance),
                 build_process(config.diffusion),
@@ -194,7 +200,9 @@ class Sampler:
                 progress=lambda done, steps: progress(done / steps),
             )
         images = samples if self.decoder is None else self.decoder.decode(samples)
-        warn_of_overflow(images, numbers)
+        if broken := int(images.isnan().flatten(1).any(1).sum()):
+            what = f"{broken} of the images {numbers.start} to {numbers.stop - 1}"
+            logger.warning("%s are not numbers everywhere, and black there: the network has diverged", what)
         return to_uint8(images).cpu()
 
     @property
@@ -207,36 +215,8 @@ class Sampler:
         return None if latents is None else LatentEncoder(latents, self.device)
 
 
-def without_gradients(network: nn.Module) -> AbstractContextManager[None]:
-    """Without gradients, now and later.
-
-    Shards keep the weights that they gather, and could not train with them afterwards.
-    """
-    return torch.no_grad() if hasattr(network, "unshard") else torch.inference_mode()
-
-
-def part_of(whole: range, part: range, progress: Callable[[float], None]) -> Callable[[float], None]:
-    """From the share of a part that is done to the share of the whole."""
-    before = part.start - whole.start
-    return lambda share: progress((before + share * len(part)) / len(whole))
-
-
-def warn_of_overflow(images: Tensor, numbers: range) -> None:
-    """Warn of images with values that are not numbers. Shape: (B, C, H, W)."""
-    broken = int(images.isnan().flatten(1).any(1).sum())
-    if broken:
-        what = f"{broken} of the images {numbers.start} to {numbers.stop - 1}"
-        logger.warning("%s are not numbers everywhere, and black there: the network has diverged", what)
-
-
 def sample_network(
-    network: nn.Module,
-    config: Config,
-    conditioning: Conditioning,
-    condition: Condition = NOTHING,
-    *,
-    count: int,
-    seed: int = 0,
+    network: nn.Module, config: Config, conditioning: Conditioning, condition: Condition = NOTHING, *, count: int
 ) -> Tensor:
-    """Images of a network in eval mode, image k with the seed `seed + k`. Shape: (count, C, H, W), uint8."""
-    return Sampler(network, config, conditioning, fixed(condition), seed).sample(range(count))
+    """Images of a network in eval mode, image k with the seed k. Shape: (count, C, H, W), uint8."""
+    return Sampler(network, config, conditioning, fixed(condition)).sample(range(count))

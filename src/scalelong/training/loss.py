@@ -12,7 +12,7 @@ from ..data import Batch
 from ..diffusion import DiffusionProcess
 from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..guard.origin import find_first_nonfinite
-from ..utils.rng import keyed_generator
+from ..utils.process import keyed_generator
 from .parallel import Parallel
 
 

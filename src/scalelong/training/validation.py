@@ -12,9 +12,7 @@ from ..data import Batch, Examples
 from ..data.batches import make_batch
 from ..diffusion import DiffusionProcess
 from ..diffusion.guidance import Conditioning
-from ..utils.device import best_device
-from ..utils.distributed import SINGLE, Rank
-from ..utils.rng import keyed_generator
+from ..utils.process import SINGLE, Rank, best_device, keyed_generator
 
 
 class Validation:

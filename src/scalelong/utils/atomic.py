@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from .tensors import write_tensors
-
-CHUNK = 1 << 20
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
@@ -71,22 +69,37 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        free = free_space(path)
-        space = "" if free is None or error.errno not in NO_SPACE else f", {human_size(free)} are free"
-        reason = f"{error.strerror or error}{space}"
-        raise WriteError(f"could not write {path}: {reason}. {advice_for(error.errno)}") from error
+        space = f", {human_size(free_space(path))} are free" if error.errno in NO_SPACE else ""
+        raise WriteError(f"could not write {path}: {error.strerror or error}{space}. {advice_for(error)}") from error
 
 
-def advice_for(number: int | None) -> str:
+def advice_for(error: OSError) -> str:
     """What to do about an error of the system."""
-    if number in NO_SPACE:
+    if error.errno in NO_SPACE:
         return "Free some space, then give the command again."
-    if number in NO_ACCESS:
+    if error.errno in NO_ACCESS:
         return "Choose a folder that you can write to."
     return "Check the disk, then give the command again."
 
 
-def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
+def free_space(path: Path) -> int:
+    """Free bytes where `path` is or would be."""
+    return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
+
+
+def human_size(count: float) -> str:
+    """
+    >>> human_size(1_234_567)
+    '1.2 MB'
+    """
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file under a temporary name, sync it and give it its name: it is complete or not there."""
     # Named after the process: two that write the same file must not write into each other's.
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
@@ -94,8 +107,10 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
     try:
         with writing(path):
             write(temporary)
-            # Some libraries make files that nobody else may read.
-            temporary.chmod(0o666 & ~current_umask())
+            # Some libraries make files that nobody else may read; the system tells the umask only to those who set it.
+            umask = os.umask(0o077)
+            os.umask(umask)
+            temporary.chmod(0o666 & ~umask)
             files.sync(temporary)
             os.replace(temporary, path)
             files.sync(path.parent)
@@ -131,34 +146,32 @@ def locked(file: Path, busy: str, *, wait: float | None = 0) -> Iterator[None]:
         lock.release()
 
 
-def current_umask() -> int:
-    """What a new file's permissions lack; the system tells it only to those who set it."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask
-
-
 def sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def describe(path: Path) -> tuple[int, str]:
-    return path.stat().st_size, sha256_of(path)
+def describe_files(paths: Iterable[Path]) -> dict[str, Sequence[Any]]:
+    """By name, the size in bytes and the SHA-256 of each file."""
+    return {path.name: (path.stat().st_size, sha256_of(path)) for path in paths}
 
 
-def verify_file(path: Path, size: int, digest: str | None) -> None:
-    """Raise Damaged if a file is not as it was described; without a digest only its size is compared."""
-    if path.is_symlink() or not path.is_file():
-        raise Damaged(f"{path.name} is missing")
-    found = path.stat().st_size
-    if found != size:
-        raise Damaged(f"{path.name} has {found} bytes instead of {size}")
-    if digest is not None and sha256_of(path) != digest:
-        raise Damaged(f"{path.name} does not match its checksum")
+def verify_files(folder: Path, files: Mapping[str, Sequence[Any]], *, hashed: bool = True) -> None:
+    """Raise Damaged unless a folder holds these files as they were described; sizes alone are quicker to compare."""
+    for name, (size, digest) in files.items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            raise Damaged(f"{name} is missing")
+        if (found := path.stat().st_size) != size:
+            raise Damaged(f"{name} has {found} bytes instead of {size}")
+        try:
+            if hashed and sha256_of(path) != digest:
+                raise Damaged(f"{name} does not match its checksum")
+        except OSError as error:
+            raise Damaged(f"{name} cannot be read ({error.strerror})") from error
 
 
 def to_json(value: Any) -> bytes:
@@ -188,40 +201,20 @@ def signed(content: Mapping[str, Any]) -> bytes:
     return to_json({**content, "sha256": hashlib.sha256(to_json(content)).hexdigest()})
 
 
+def write_signed(path: Path, content: Mapping[str, Any]) -> None:
+    atomic_write(path, lambda temporary: Files().write_bytes(temporary, signed(content)))
+
+
 def read_signed(path: Path) -> dict[str, Any]:
     """The content of such a file; raises Damaged if it is missing or not as it was written."""
     try:
         raw = path.read_bytes()
         content: dict[str, Any] = json.loads(raw)
         del content["sha256"]
-    except FileNotFoundError:
-        raise Damaged(f"{path.name} is missing") from None
-    except OSError as error:
-        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise Damaged(f"{path.name} is not what was written ({error})") from error
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise Damaged(f"{path.name} cannot be read ({reason})") from error
     # Compared as bytes, so that a change anywhere is seen, even one that a parser forgives.
     if signed(content) != raw:
         raise Damaged(f"{path.name} does not match its checksum")
     return content
-
-
-def human_size(count: float) -> str:
-    """
-    >>> human_size(1_234_567)
-    '1.2 MB'
-    """
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def free_space(path: Path) -> int | None:
-    """Free bytes where `path` is or would be; None where the system does not say."""
-    existing = next(place for place in (path, *path.parents) if place.exists())
-    try:
-        return shutil.disk_usage(existing).free
-    except OSError:
-        return None

@@ -20,8 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .atomic import Damaged, Files, atomic_write, describe, read_signed, signed, verify_file
-from .distributed import SINGLE, Rank
+from .atomic import Damaged, Files, atomic_write, describe_files, read_signed, verify_files, write_signed
+from .process import SINGLE, Rank
 
 FORMAT = 2
 INDEX = "index.json"
@@ -85,17 +85,21 @@ class BlockFolder:
         strangers = [path for path in self.path.glob("*") if not path.name.startswith(".")]
         if strangers and not (self.path / INDEX).exists():
             raise BlockError(f"{self.path} holds other files: choose a new or empty folder")
-        Files().make_folder(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
         return write_index(self.path / INDEX, Index(fingerprint, None))
 
-    def add(self, name: str, tensors: Mapping[str, Tensor], *, rows: int, broken: Mapping[str, str]) -> Entry:
+    def add(
+        self, name: str, tensors: Mapping[str, Tensor], *, rows: int, broken: Mapping[str, str] | None = None
+    ) -> Entry:
         """Write a block of tensors, and then that it is finished."""
         atomic_write(self.shard(name), lambda path: Files().write_tensors(path, tensors))
         return self.add_files(name, [self.shard(name)], rows=rows, broken=broken)
 
-    def add_files(self, name: str, paths: Iterable[Path], *, rows: int, broken: Mapping[str, str]) -> Entry:
+    def add_files(
+        self, name: str, paths: Iterable[Path], *, rows: int, broken: Mapping[str, str] | None = None
+    ) -> Entry:
         """Write that a block is finished, whose files are in the folder."""
-        entry = Entry({path.name: describe(path) for path in paths}, rows, dict(broken))
+        entry = Entry(describe_files(paths), rows, dict(broken or {}))
         write_signed(self._entry_file(name), asdict(entry))
         return entry
 
@@ -108,8 +112,7 @@ class BlockFolder:
 
     def verify(self, entry: Entry, *, hashed: bool = True) -> None:
         """Raise Damaged if a block's files are not as they were written; their sizes alone are quicker to compare."""
-        for name, (size, digest) in entry.files.items():
-            verify_file(self.path / name, size, digest if hashed else None)
+        verify_files(self.path, entry.files, hashed=hashed)
 
     def verified(self, name: str, index: Index) -> Entry | None:
         """The entry of a block that is finished and whole; None if it must be made, or made again."""
@@ -172,20 +175,17 @@ class BlockFolder:
     def finish(self, fingerprint: Fingerprint, entries: Mapping[str, Entry]) -> None:
         """Write the index that makes the folder complete; what killed writers left behind before goes."""
         write_index(self.path / INDEX, Index(fingerprint, entries))
-        for name in entries:
-            self._entry_file(name).unlink(missing_ok=True)
-        # Newer ones are those of processes that are still repairing their blocks.
-        for path in self.left_behind:
+        # Newer temporary files are those of processes that are still repairing their blocks.
+        for path in (*map(self._entry_file, entries), *self.left_behind):
             path.unlink(missing_ok=True)
 
     def tidy(self, names: Sequence[str]) -> None:
         """Remove the entries that a finished index has already."""
         index = self.index()
-        if index is None or index.entries is None:
-            return
-        for name in names:
-            if self.entry(name, index) == index.entries.get(name):
-                self._entry_file(name).unlink(missing_ok=True)
+        if index is not None and index.entries is not None:
+            for name in names:
+                if self.entry(name, index) == index.entries.get(name):
+                    self._entry_file(name).unlink(missing_ok=True)
 
     def finished_names(self) -> set[str]:
         """The blocks that have an entry beside them."""
@@ -241,7 +241,3 @@ def read_index(file: Path) -> Index | None:
 def write_index(file: Path, index: Index) -> Index:
     write_signed(file, {"format": FORMAT, **asdict(index)})
     return index
-
-
-def write_signed(file: Path, content: dict[str, Any]) -> None:
-    atomic_write(file, lambda temporary: Files().write_bytes(temporary, signed(content)))

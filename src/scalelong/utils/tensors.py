@@ -20,7 +20,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         # The library's own save_model names tied weights in the metadata the same way: alias to kept.
         library.torch.save_file(kept, path, metadata=aliases or None)
     except library.SafetensorError as error:
-        raise as_os_error(error, path) from error
+        # The library reports the system's error number in its text only.
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise OSError(str(error)) from error
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -39,7 +43,9 @@ def without_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
     aliases: dict[str, str] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        first = first_with.setdefault(identity(name, tensor), name)
+        # Equal for two names of the same values in the same memory; an empty tensor has no memory to share.
+        same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        first = first_with.setdefault(same if tensor.numel() else (name,), name)
         if first != name:
             aliases[name] = first
             continue
@@ -51,13 +57,6 @@ def without_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
     return kept, aliases
 
 
-def identity(name: str, tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for two names of the same values in the same memory; an empty tensor has no memory to share."""
-    if not tensor.numel():
-        return (name,)
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
 def check_tensor(name: str, tensor: Tensor) -> None:
     """Raise, by name, if a tensor is not one that a file keeps whole."""
     if hasattr(tensor, "full_tensor"):
@@ -67,15 +66,6 @@ def check_tensor(name: str, tensor: Tensor) -> None:
         )
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise ValueError(f"{name} is a {tensor.layout} tensor on {tensor.device}; only dense ones hold values to keep")
-
-
-def as_os_error(error: Exception, path: Path) -> OSError:
-    """The library reports the system's error number in its text only."""
-    found = re.search(r"os error (\d+)", str(error))
-    if found is None:
-        return OSError(str(error))
-    number = int(found[1])
-    return OSError(number, os.strerror(number), str(path))
 
 
 def import_safetensors() -> Any:
