@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from scalelong.data import DataConfig, load_images
-from scalelong.data.block_content import BlockEncoder
 from scalelong.data.config import LatentConfig, TextConfig
-from scalelong.data.prepare import Job, prepare
+from scalelong.data.prepare import BlockEncoder, Job, prepare
 from scalelong.data.prepared import PreparedData, open_prepared
 from scalelong.utils.blocks import BlockFolder
 from scalelong.utils.process import Rank

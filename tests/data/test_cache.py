@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from image_cases import config, pictures, saved, write_parquet, write_tar, write_zip
 from prepare_cases import contents, damage, save_pictures
 
@@ -68,7 +68,8 @@ def member(name: str, image: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", ["zip", "folder", "tar", "digits"])
-def test_every_source_can_be_cached(tmp_path: Path, kind: str, small_blocks: None) -> None:
+def test_every_source_can_be_cached(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "IMAGES_BYTES", (400 if kind == "digits" else 16) * 3 * 6 * 6)
     files = {f"{name}/{row}.png": saved(item) for row, item in enumerate(pictures(12)) for name in ("cat", "dog")}
     place: Any = tmp_path / f"some.{kind}"
     columns = {"label_column": "label"}
@@ -228,33 +229,33 @@ def test_more_than_one_percent_of_broken_images_are_an_error_and_leave_no_cache(
     assert not list(cache_folder(settings).glob("*.safetensors"))
 
 
-def test_a_process_waits_for_the_one_that_fills_the_cache(source: Path, small_blocks: None, tmp_path: Path) -> None:
-    settings = config(source, **CACHED)
-    script = (
-        "import sys, json, time, pathlib; from scalelong.data import DataConfig, cache, prepare\n"
-        "prepare.IMAGES_BYTES = 16 * 3 * 6 * 6\n"
-        "def wait(done, total):\n"
-        "    while done > 40 and not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.01)\n"
-        "cache.open_images(DataConfig(**json.loads(sys.argv[1])), progress=wait)"
-    )
-    before = time.monotonic()
-    command = [sys.executable, "-c", script, json.dumps(settings.model_dump()), str(tmp_path / "go")]
-    with subprocess.Popen(command, env=os.environ) as other:
-        lock = FileLock(cache_folder(settings).with_name(f"{cache_folder(settings).name}.lock"))
-        while not cache_folder(settings).exists():
-            assert time.monotonic() - before < 60 and other.poll() is None
-        seen: list[int] = []
+def test_whoever_comes_while_the_cache_is_filled_waits_for_it(source: Path, small_blocks: None) -> None:
+    settings, entered, go = config(source, **CACHED), Event(), Event()
+    lock = FileLock(cache_folder(settings).with_name(f"{cache_folder(settings).name}.lock"))
+    seen: list[int] = []
 
-        def progress(done: int, total: int) -> None:
-            seen.append(done)
-            (tmp_path / "go").touch()
+    def hold(done: int, total: int) -> None:
+        if done > 40:
+            entered.set()
+            assert go.wait(60)
 
+    def progress(done: int, total: int) -> None:
+        seen.append(done)
+        go.set()
+
+    # A thread has a lock of its own, as a process has.
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(open_images, settings, progress=hold)
+        assert entered.wait(60)
+        with pytest.raises(Timeout):
+            lock.acquire(timeout=0)
         train, _ = open_images(settings, progress=progress)
-        assert other.wait(60) == 0
+        assert len(other.result(60)[0]) == len(train)
     # It showed how far the other was, and decoded nothing itself.
     assert seen and seen == sorted(seen) and set(seen) <= {*range(0, 120, 16), 120}
     assert_same(train, load_images(settings).train)
-    assert not lock.is_locked
+    with lock.acquire(timeout=0):
+        assert lock.is_locked
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scalelong.data import DataError
 from scalelong.data.decode import decode, open_picture, ordered_map, to_pixels
-from scalelong.data.tables import digits_table
+from scalelong.data.sources import digits_table
 
 
 def loaded(raw: Any, **options: Any) -> Tensor:

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from scalelong.data import DataError
 from scalelong.data.config import LatentConfig, TextConfig
-from scalelong.data.encoders import LatentEncoder, TextEncoder, latents_from, repeatable
-from scalelong.data.pretrained import fingerprint_of, locate
+from scalelong.data.encoders import LatentEncoder, TextEncoder, fingerprint_of, latents_from, locate, repeatable
 
 LENGTH = 8
 SAVERS = {"bert": save_bert, "clip": save_clip, "t5": save_t5}

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from scalelong.data import DataError, load_images
 from scalelong.data import prepared as prepared_module
 from scalelong.data.encoders import LatentEncoder, TextEncoder
-from scalelong.data.prepare import Job, Work, prepare
+from scalelong.data.prepare import Job, PreparedFolder, prepare
 from scalelong.data.prepared import mapped
 from scalelong.utils.blocks import INDEX
 from scalelong.utils.process import Rank, keyed_generator
@@ -146,14 +147,20 @@ def test_a_job_killed_at_random_and_one_of_two_processes_leave_the_same_bytes(
 def test_a_process_that_comes_late_does_nothing_again(
     tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = tiny_job(tiny_root, tmp_path / "out")
-    late = Work(job)
-    prepare(job)
-    before = contents(job.folder)
-    monkeypatch.setattr(Work, "_make", lambda *_: pytest.fail("a finished shard was made again"))
-    late.run(Rank(1, 2))
-    late.leave(Rank(1, 2))
-    assert contents(job.folder) == before
+    job, begin, finished = tiny_job(tiny_root, tmp_path / "out"), PreparedFolder.begin, {}
+
+    def begin_late(self: PreparedFolder, *arguments: Any, **options: Any) -> Any:
+        index = begin(self, *arguments, **options)
+        if self.rank.index:
+            # The first process does everything between the beginning of the second and its first block.
+            assert prepare(job) is not None
+            finished.update(contents(job.folder))
+            monkeypatch.setattr(PreparedFolder, "make", lambda *_: pytest.fail("a finished block was made again"))
+        return index
+
+    monkeypatch.setattr(PreparedFolder, "begin", begin_late)
+    assert prepare(job, Rank(1, 2)) is None
+    assert finished and contents(job.folder) == finished
 
 
 @pytest.mark.slow

@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from image_cases import (
-    config,
-    encoded,
-    pictures,
-    pixels_of,
-    saved,
-    stacked,
-    write_parquet,
-    write_tar,
-    write_zip,
-)
+from image_cases import config, encoded, pictures, pixels_of, saved, stacked, write_parquet, write_tar, write_zip
 
 from scalelong.data import DataError, load_images
 
@@ -78,10 +68,7 @@ def test_a_configuration_of_a_set_is_chosen_by_its_name(two_configs: Any, name: 
     ("name", "message"),
     [
         (None, "data.config: '{folder}' has 2 configurations: choose one of small, large"),
-        (
-            "smal",
-            "data.config: '{folder}' has no configuration 'smal'; did you mean 'small'? There are: small, large",
-        ),
+        ("smal", "data.config: '{folder}' has no configuration 'smal'; did you mean 'small'? There are: small, large"),
     ],
 )
 def test_a_configuration_that_is_missing_or_unknown_is_an_error_that_lists_them(

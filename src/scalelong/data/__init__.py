@@ -5,19 +5,9 @@ from .config import DataConfig, LatentConfig, TextConfig
 from .dataset import ImageData, ImageSet, Progress, load_images
 from .errors import DataError
 
+# fmt: off
 __all__ = [
-    "Batch",
-    "BatchOrder",
-    "Batches",
-    "DataConfig",
-    "DataError",
-    "Examples",
-    "ImageData",
-    "ImageSet",
-    "LatentConfig",
-    "Picked",
-    "Progress",
-    "TextConfig",
-    "caption_of",
-    "load_images",
+    "Batch", "BatchOrder", "Batches", "DataConfig", "DataError", "Examples", "ImageData", "ImageSet", "LatentConfig",
+    "Picked", "Progress", "TextConfig", "caption_of", "load_images",
 ]
+# fmt: on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -25,10 +26,9 @@ class Picked:
 
 
 class Examples(Protocol):
-    """A set with random access.
+    """A set with random access; what is random (one of several captions, a latent's noise) is a function of `seeds`.
 
-    `seeds` (B,), int64, is one number for each example and step: whatever is random (which of several captions, the
-    noise of a latent) is a function of it.
+    Shape: indices (B,), seeds (B,), int64, one number for each example and step.
     """
 
     def __len__(self) -> int: ...
@@ -61,7 +61,6 @@ class BatchOrder:
     size: int
     batch_size: int
     seed: int
-    _epochs: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.batch_size < 1:
@@ -72,8 +71,10 @@ class BatchOrder:
         if step < 0:
             raise ValueError(f"steps are counted from 0, got {step}")
         start, stop = step * self.batch_size, (step + 1) * self.batch_size
-        epochs = range(start // self.size, (stop - 1) // self.size + 1)
-        parts = [self._within(epoch, start, stop) for epoch in epochs]
+        parts = []
+        for epoch in range(start // self.size, (stop - 1) // self.size + 1):
+            first = epoch * self.size
+            parts.append(permutation(self.size, self.seed, epoch)[max(start - first, 0) : stop - first])
         return torch.cat(parts)
 
     def flips(self, step: int) -> Tensor:
@@ -89,49 +90,31 @@ class BatchOrder:
         if not 0 <= rank < world:
             raise ValueError(f"rank must lie in 0 … {world - 1}, got {rank}")
         if self.batch_size % world:
-            raise ValueError(
-                f"a global batch of {self.batch_size} cannot be shared evenly by {world} processes: "
-                f"set training.batch_size to a multiple of {world}"
-            )
+            shared = f"a global batch of {self.batch_size} cannot be shared evenly by {world} processes"
+            raise ValueError(f"{shared}: set training.batch_size to a multiple of {world}")
         own = self.batch_size // world
         return slice(rank * own, (rank + 1) * own)
 
-    def _within(self, epoch: int, start: int, stop: int) -> Tensor:
-        """The part of an epoch that lies between two positions of the endless sequence."""
-        first = epoch * self.size
-        return self._permutation(epoch)[max(start - first, 0) : stop - first]
 
-    def _permutation(self, epoch: int) -> Tensor:
-        if epoch not in self._epochs:
-            # Two are enough: a batch holds the end of one epoch and the start of the next, unless epochs are tiny.
-            while len(self._epochs) > 1:
-                del self._epochs[next(iter(self._epochs))]
-            self._epochs[epoch] = torch.randperm(self.size, generator=keyed_generator(self.seed, "epoch", epoch))
-        return self._epochs[epoch]
+# A batch holds the end of one epoch and the start of the next, unless epochs are tiny.
+@lru_cache(maxsize=2)
+def permutation(size: int, seed: int, epoch: int) -> Tensor:
+    """The order of the images in an epoch. Shape: (size,), int64."""
+    return torch.randperm(size, generator=keyed_generator(seed, "epoch", epoch))
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One process's part of a global batch.
+class Batch(Picked):
+    """One process's part of a global batch, as the network takes it: images in [-1, 1], or latents."""
 
-    Shape: images (B, C, H, W), in [-1, 1] or latents; labels (B,), text (B, L, D) and captions, if there are any.
-    """
-
-    step: int
-    images: Tensor
-    labels: Tensor | None = None
-    text: Tensor | None = None
-    captions: tuple[str, ...] | None = None
+    step: int = field(kw_only=True)
 
     def __len__(self) -> int:
         return len(self.images)
 
 
 class Batches:
-    """The batches of one process: `batches.at(k)` is that of step k.
-
-    `flip` mirrors half of the images. With CUDA the copy runs beside the computation, from pinned memory.
-    """
+    """The batches of one process: `batches.at(k)` is that of step k; `flip` mirrors half of the images."""
 
     # No thread reads ahead: it made no step shorter, from memory, from a warm or from a cold image cache.
 
@@ -162,20 +145,18 @@ def make_batch(step: int, picked: Picked, *, flips: Tensor | None, device: torch
     """What was picked, as the network takes it: pixels mirrored where `flips` says, in [-1, 1]; latents as they are."""
     images = to_device(picked.images, device)
     if images.dtype == torch.uint8:
-        images = to_float(images if flips is None else mirror(images, to_device(flips, device)))
+        if flips is not None:
+            images = torch.where(to_device(flips, device).view(-1, 1, 1, 1), images.flip(-1), images)
+        images = to_float(images)
     labels, text = (None if part is None else to_device(part, device) for part in (picked.labels, picked.text))
-    return Batch(step, images, labels, text, picked.captions)
+    return Batch(images, labels, text, picked.captions, step=step)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """With CUDA the copy runs beside the computation, from pinned memory."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def mirror(images: Tensor, chosen: Tensor) -> Tensor:
-    """Left and right exchanged where chosen. Shape: (B, C, H, W), (B,) → (B, C, H, W)."""
-    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
 def to_float(images: Tensor) -> Tensor:

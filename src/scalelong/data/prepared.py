@@ -1,9 +1,15 @@
-"""Reading what was prepared: images, latents and text features from memory-mapped blocks, which need no memory."""
+"""Reading what was prepared: images, latents and text features from memory-mapped blocks, which need no memory.
+
+A folder is compared with the recipe by its fingerprint: what its files depend on, by dotted name.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -12,29 +18,29 @@ import torch
 from torch import Tensor
 
 from ..utils.atomic import Damaged
-from ..utils.blocks import BlockFolder, Entry, short_hash
+from ..utils.blocks import BlockFolder, Entry, Fingerprint, short_hash
 from ..utils.process import keyed_generator
 from ..utils.tensors import import_safetensors
 from .batches import Picked, caption_of
-from .block_content import key_of, unpack
-from .columns import Captions
 from .config import DataConfig, LatentConfig, TextConfig
-from .dataset import ImageSet
-from .encoders import latents_from
+from .dataset import Captions, ImageSet, Part, open_parts, spread
+from .decode import open_picture
+from .encoders import fingerprint_of, latents_from, locate
 from .errors import DataError
-from .fingerprint import (
-    EMPTY,
-    PARTS,
-    Fingerprint,
-    asked,
-    check_fingerprint,
-    encoder_hashes,
-    known_contents,
-)
+from .sources import source_hash
 
+PARTS = ("train", "validation")
+# The block with the features of the empty caption.
+EMPTY = "empty"
+SAMPLED_PICTURES = 16
 AGAIN = "run `scalelong prepare` again"
 # Hashing takes a second or two for each GB; of larger sets only the sizes are compared, and `prepare` does the rest.
 HASHED_BYTES = 4 << 30
+
+# A hash says more than the name beside it: the same contents may lie somewhere else.
+HASH_OF = {"data.source": "data.hash", "text.encoder": "text.hash", "latents.autoencoder": "latents.hash"}
+# What cannot always be known where the data is read.
+UNSURE = (*HASH_OF.values(), *(f"data.{part}_rows" for part in PARTS))
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,9 @@ def open_prepared(
     if latents is None:
         # The captions of the images that were given are compared instead.
         del now["data.source"]
-    else:
-        now |= known_contents(data, text)
-    scale = None if latents is None else latents.scale
-    return read_folder(BlockFolder(folder), now, scale=scale, images=images)
+    elif data.source.startswith("sklearn:") or Path(data.source).expanduser().exists():
+        now |= contents_of(parts_to_encode(data, text, True), pictures=True)
+    return read_folder(BlockFolder(folder), now, scale=latents and latents.scale, images=images)
 
 
 def read_folder(
@@ -76,18 +81,7 @@ def read_folder(
     scale: float | None = None,
     images: Sequence[ImageSet | PreparedSet] | None = None,
 ) -> PreparedData:
-    """Both parts of a complete folder that was made for this fingerprint."""
-    entries = checked_entries(store, now)
-    train, validation = (
-        PreparedSet(Blocks(store, entries, part), scale=scale, images=own)
-        for part, own in zip(PARTS, images or (None, None), strict=True)
-    )
-    empty = mapped(store.shard(EMPTY))["text"][0].float() if EMPTY in entries else None
-    return PreparedData(train, validation, empty)
-
-
-def checked_entries(store: BlockFolder, now: Fingerprint) -> dict[str, Entry]:
-    """The files of a complete folder, made for this fingerprint and as they were written."""
+    """Both parts of a complete folder that was made for this fingerprint, and is as it was written."""
     index = store.index()
     if index is None:
         raise DataError(f"there is no prepared data in {store.path}: run `scalelong prepare` first, with this recipe")
@@ -97,12 +91,15 @@ def checked_entries(store: BlockFolder, now: Fingerprint) -> dict[str, Entry]:
     if index.entries is None:
         raise DataError(f"{store.path} is not finished: {AGAIN}, it resumes where it was stopped")
     small = sum(entry.bytes for entry in index.entries.values()) <= HASHED_BYTES
-    for entry in index.entries.values():
-        try:
+    try:
+        for entry in index.entries.values():
             store.verify(entry, hashed=small)
-        except Damaged as damage:
-            raise DataError(f"{store.path} is damaged, {damage}: {AGAIN}, it makes only that anew") from damage
-    return dict(index.entries)
+    except Damaged as damage:
+        raise DataError(f"{store.path} is damaged, {damage}: {AGAIN}, it makes only that anew") from damage
+    train, validation = (Blocks(store, index.entries, part) for part in PARTS)
+    own, others = images or (None, None)
+    empty = mapped(store.shard(EMPTY))["text"][0].float() if EMPTY in index.entries else None
+    return PreparedData(PreparedSet(train, scale, own), PreparedSet(validation, scale, others), empty)
 
 
 def prepared_folder(name: str, data: DataConfig, text: TextConfig | None, latents: LatentConfig | None) -> Path:
@@ -113,13 +110,13 @@ def prepared_folder(name: str, data: DataConfig, text: TextConfig | None, latent
 
 
 # A block, and a row of it.
-Place = tuple[dict[str, Tensor], int]
+Place = tuple[Mapping[str, Tensor], int]
 
 
 class Blocks:
     """The rows of one part, numbered through all of its blocks, each of which is mapped when it is first read."""
 
-    def __init__(self, store: BlockFolder, entries: dict[str, Entry], part: str) -> None:
+    def __init__(self, store: BlockFolder, entries: Mapping[str, Entry], part: str) -> None:
         names = sorted(name for name in entries if name.startswith(f"{part}-"))
         self.paths = [store.shard(name) for name in names]
         self.ends = list(accumulate(entries[name].rows for name in names))
@@ -128,8 +125,7 @@ class Blocks:
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
 
-    def find(self, row: int) -> tuple[dict[str, Tensor], int]:
-        """The block of a row, and its place there."""
+    def find(self, row: int) -> Place:
         number = bisect_right(self.ends, row)
         return self.block(number), row - (self.ends[number - 1] if number else 0)
 
@@ -150,9 +146,7 @@ class PreparedSet:
     z = (mean + std·noise)·scale, where the noise is a function of the example's seed.
     """
 
-    def __init__(
-        self, blocks: Blocks, *, scale: float | None = None, images: ImageSet | PreparedSet | None = None
-    ) -> None:
+    def __init__(self, blocks: Blocks, scale: float | None, images: ImageSet | PreparedSet | None) -> None:
         self.blocks, self.scale, self.images = blocks, scale, images
         self.rows: Sequence[int] = range(len(blocks)) if images is None else match(images, blocks)
 
@@ -172,21 +166,14 @@ class PreparedSet:
         seed_of = seeds.tolist()
         if self.images is not None:
             return replace(self.images.pick(indices, seeds), text=text_of(found, seed_of))
+        images = torch.stack([block["images" if self.scale is None else "moments"][place] for block, place in found])
+        if self.scale is not None:
+            shape = (images.shape[1] // 2, *images.shape[2:])
+            noise = [torch.randn(shape, generator=keyed_generator(seed, "latent", 0)) for seed in seed_of]
+            images = latents_from(images, torch.stack(noise), self.scale)
         labels = [block["labels"][place] for block, place in found if "labels" in block]
-        return Picked(
-            self._images(found, seed_of),
-            torch.stack(labels) if labels else None,
-            text_of(found, seed_of),
-            captions_of(found, seed_of),
-        )
-
-    def _images(self, found: Sequence[Place], seeds: list[int]) -> Tensor:
-        if self.scale is None:
-            return torch.stack([block["images"][place] for block, place in found])
-        moments = torch.stack([block["moments"][place] for block, place in found])
-        shape = (moments.shape[1] // 2, *moments.shape[2:])
-        noise = torch.stack([torch.randn(shape, generator=keyed_generator(seed, "latent", 0)) for seed in seeds])
-        return latents_from(moments, noise, self.scale)
+        stacked = torch.stack(labels) if labels else None
+        return Picked(images, stacked, text_of(found, seed_of), captions_of(found, seed_of))
 
 
 def text_of(found: Sequence[Place], seeds: list[int]) -> Tensor | None:
@@ -226,3 +213,105 @@ def mapped(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, which the system reads when, and forgets once, it likes."""
     with import_safetensors().safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+
+
+def pack(captions: Sequence[Captions]) -> dict[str, Tensor]:
+    """Words as tensors: the bytes of all rows, and where those of each row begin. Shape: (bytes,), uint8, (n + 1,)."""
+    rows = [json.dumps(several).encode() for several in captions]
+    content = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
+    return {"captions": content, "starts": torch.tensor([0, *accumulate(map(len, rows))])}
+
+
+def unpack(block: Mapping[str, Tensor], row: int) -> Captions:
+    """The captions of a row that were packed.
+
+    >>> unpack(pack([("a dog",), ("a cat", "an animal")]), 1)
+    ('a cat', 'an animal')
+    """
+    start, stop = block["starts"][row : row + 2].tolist()
+    return tuple(json.loads(block["captions"][start:stop].numpy().tobytes()))
+
+
+def key_of(captions: Captions) -> int:
+    """A hash by which the captions of a row are known again; signed, in 8 bytes."""
+    digest = hashlib.blake2b(json.dumps(captions).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def images_fingerprint(data: DataConfig) -> Fingerprint:
+    """What the decoded images of a recipe depend on; nothing is read for it but the names of the files."""
+    keys = ["config", "train_split", "validation_split", "validation_count", "image_size", "channels", "fit"]
+    keys += ["image_column", "label_column", "caption_column"]
+    path = Path(data.source).expanduser()
+    # Relative to where the command was given, of which there are many.
+    source = str(path.absolute()) if path.exists() or "*" in data.source else data.source
+    fingerprint: Fingerprint = {"data.source": source, "data.files": source_hash(data.source, data.config)}
+    return fingerprint | {f"data.{key}": getattr(data, key) for key in keys}
+
+
+def asked(data: DataConfig, text: TextConfig | None, latents: LatentConfig | None) -> Fingerprint:
+    """The keys of a recipe that change what is prepared; latents are stored unscaled, so the scale is none of them."""
+    keys = ["source", "train_split", "validation_split", "validation_count"]
+    # Only where there is one, so that folders keep the names they had before there were any.
+    keys += [] if data.config is None else ["config"]
+    keys += [] if text is None else ["caption_column"]
+    keys += [] if latents is None else ["image_column", "label_column", "image_size", "channels", "fit"]
+    fingerprint: Fingerprint = {f"data.{key}": getattr(data, key) for key in keys}
+    fingerprint |= {} if text is None else {"text.encoder": text.encoder, "text.max_length": text.max_length}
+    return fingerprint | ({} if latents is None else {"latents.autoencoder": latents.autoencoder})
+
+
+def encoder_hashes(text: TextConfig | None, latents: LatentConfig | None, *, download: bool) -> Fingerprint:
+    """None for an encoder that is not here, unless it is to be downloaded: training can do without it."""
+    named = {} if text is None else {"text.encoder": text.encoder}
+    named |= {} if latents is None else {"latents.autoencoder": latents.autoencoder}
+    hashes: Fingerprint = dict.fromkeys(HASH_OF[key] for key in named)
+    for key, name in named.items():
+        # Without a download, an encoder that is not here stays unknown.
+        with suppress(*() if download else (DataError,)):
+            hashes[HASH_OF[key]] = fingerprint_of(locate(name, key, download=download))
+    return hashes
+
+
+def parts_to_encode(data: DataConfig, text: TextConfig | None, latents: bool, classes: int | None = None) -> list[Part]:
+    """The rows to train on and those for validation, with the columns that are encoded or kept beside it."""
+    if text is not None and data.caption_column is None:
+        raise DataError("data.caption_column: the recipe has a text encoder, but no column with captions to encode")
+    unused = {} if latents else {"label_column": None}
+    unused |= {} if text is not None else {"caption_column": None}
+    return open_parts(data.model_copy(update=unused), classes)
+
+
+def contents_of(parts: Sequence[Part], *, pictures: bool) -> Fingerprint:
+    """How many rows there are, and a hash of all their labels and captions and of a few pictures."""
+    counts: Fingerprint = {f"data.{name}_rows": len(part.rows) for name, part in zip(PARTS, parts, strict=True)}
+    digest = hashlib.sha256()
+    for part in parts:
+        known = part.annotations(part.rows)
+        labels = None if known.labels is None else known.labels.tolist()
+        digest.update(json.dumps([list(part.rows), labels, known.captions]).encode())
+        sampled = [part.rows[place] for place in spread(len(part.rows), SAMPLED_PICTURES)] if pictures else []
+        for row in part.table.rows(sampled):
+            try:
+                with open_picture(row[part.config.image_column]) as picture:
+                    digest.update(f"{picture.mode}{picture.size}".encode() + picture.tobytes())
+            except (OSError, ValueError, SyntaxError):
+                digest.update(b"broken")
+    return counts | {"data.hash": digest.hexdigest()[:32]}
+
+
+def check_fingerprint(folder: Path, before: Fingerprint, now: Fingerprint, advice: str) -> None:
+    """Raise if a folder was prepared for something else; what is not known now is not compared.
+
+    >>> check_fingerprint(Path("old"), {"data.fit": "crop"}, {"data.fit": "pad"}, "remove it")
+    Traceback (most recent call last):
+    scalelong.data.errors.DataError: old was prepared for data.fit 'crop', not 'pad': remove it
+    """
+    unknown = {key for key in UNSURE if now.get(key) is None}
+    skipped = unknown | {name for name, key in HASH_OF.items() if key not in unknown}
+    for key in {**before, **now}:
+        if key not in skipped and before.get(key) != now.get(key):
+            named = {value: f"other files of {name}" for name, value in HASH_OF.items()}
+            named["data.hash"] = "other images or captions in data.source"
+            differs = named.get(key) or f"{key} {before.get(key)!r}, not {now.get(key)!r}"
+            raise DataError(f"{folder} was prepared for {differs}: {advice}")

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.encoders import fingerprint_of, load_network, locate, quietly
 from ..data.errors import DataError, first_line
-from ..data.pretrained import check_whole, fingerprint_of, load_partly, locate, quietly
 from ..utils.atomic import sha256_of
 from ..utils.blocks import BlockFolder, Fingerprint, Progress, block_ranges
 from ..utils.process import Rank, own_device
@@ -290,8 +290,7 @@ def load_vision(folder: Path) -> tuple[Any, bool]:
     with quietly(transformers):
         kind = transformers.AutoConfig.from_pretrained(str(folder)).model_type
         part = getattr(transformers, VISION_PARTS.get(kind, "AutoModel"))
-        network, missing = load_partly(part, folder, KEY)
-    check_whole(part, folder, KEY, [weight for weight in missing if "pooler" not in weight])
+        network, missing = load_network(part, folder, KEY)
     return network.to(own_device()), not missing
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..data import DataConfig
-from ..data.dataset import Part, decode_plan, open_parts, spread
+from ..data.dataset import Part, open_parts, spread
 from ..data.errors import BrokenImages
 from ..utils.atomic import atomic_write, locked, sha256_of
 from ..utils.blocks import Fingerprint, Progress, block_ranges, short_hash, wait_until
@@ -65,7 +65,7 @@ def training_images(data: DataConfig, images: int | None = None) -> Part:
 
 def read_images(part: Part, numbers: range, broken: BrokenImages) -> Tensor:
     """Those that can be read. Shape: (B, C, H, W), uint8."""
-    return decode_plan(part.plan(part.rows[numbers.start : numbers.stop]), part.config, broken).images
+    return part.decode(part.rows[numbers.start : numbers.stop], broken).images
 
 
 def hash_pixels(part: Part, progress: Progress) -> str:
