@@ -16,7 +16,7 @@ from scalelong.config import load
 from scalelong.config.load import RecipeError, load_recipe, parse_recipe, recipe_names, to_yaml
 from scalelong.config.schema import Config, DiffusionConfig, ScalingConfig
 from scalelong.diffusion import SCHEDULES
-from scalelong.skips.methods import ACTIVATIONS
+from scalelong.skips.gates import ACTIVATIONS
 
 RECIPE = """\
 name: small

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 from families.small import images, uvit
 from scalelong import METHODS, scale_blocks, scale_skips, unscale_skips
 from scalelong.models import UViT
-from scalelong.skips.scaling import text_of
+from scalelong.skips.methods import text_of
 
 METHOD_NAMES = [name for name in METHODS if name != "none"]
 

@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..skips import Argument, SkipSite
-from ..skips.hooks import forward_parameters, hooks_detached
+from ..skips.site import forward_parameters, hooks_detached
 
 Call = Callable[[Tensor], Tensor]
 

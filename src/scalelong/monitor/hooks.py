@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..skips import Argument, Channels, SkipSite
 from ..skips.apply import scaled_networks
-from ..skips.hooks import NAME, forward_parameters
+from ..skips.site import NAME, forward_parameters
 from .readings import Processes, Sums
 
 

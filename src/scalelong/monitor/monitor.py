@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..skips import SkipSite
 from ..skips.apply import scaled_networks
 from ..skips.find import Choice, ExampleInputs, choose_sites, compiled_elsewhere, refuse_other_objects
-from ..skips.hooks import attached_hooks
+from ..skips.site import attached_hooks
 from .hooks import SkipHooks
 from .oscillation import Diagnosis, Finder
 from .readings import Processes, Table, named, unwrapped, with_nulls

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..skips.hooks import forward_parameters
+from ..skips.site import forward_parameters
 from .hooks import Call, tensors_in, with_argument
 
 SIZE = 0.1

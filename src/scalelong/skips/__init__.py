@@ -1,10 +1,10 @@
 """The core: find the long skip connections of a model and scale them. Needs torch only."""
 
-from .apply import fuse_skips, scale_blocks, scale_skips, unscale_blocks, unscale_skips
+from .apply import fuse_skips, scale_skips, unscale_skips
+from .blocks import scale_blocks, unscale_blocks
 from .find import find_skips
-from .methods import METHODS, constant_coefficients
+from .methods import METHODS, SkipScaling, constant_coefficients
 from .readers import AbsorbedScalingWarning, surviving_share
-from .scaling import SkipScaling
 from .site import Argument, Channels, SkipSite
 
 __all__ = [

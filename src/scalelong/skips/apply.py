@@ -1,10 +1,10 @@
-"""Scale the long skips of a model in place, or its residual branches; undo it, or fold it into the weights."""
+"""Scale the long skips of a model in place, undo it, or fold it into the weights."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,24 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from .find import ExampleInputs, choose_sites, refuse_wrapped
-from .hooks import (
-    NAME,
-    NetworkHook,
-    NormOutputHook,
-    attached_hooks,
-    detach_hooks,
-    held_scaling,
-    plan_hooks,
-    scaled_networks,
-)
-from .methods import METHODS
-from .readers import Preserved, foldable_slices, warn_if_absorbed
-from .scaling import KeptBuffers, SkipScaling, innermost
-from .site import SkipSite
+from .methods import METHODS, SkipScaling, innermost
+from .readers import AbsorbedScalingWarning, Preserved, foldable_slices, mostly_absorbed, surviving_share
+from .site import NAME, NormOutputHook, SkipSite, attached_hooks, detach_hooks, plan_hooks
 
 Model = TypeVar("Model", bound=nn.Module)
 Method = str | type[SkipScaling] | SkipScaling
-BLOCK_NAME = "block_scaling"
 
 
 def scale_skips(
@@ -69,9 +57,10 @@ def scale_skips(
         return unscale_skips(model)
     check_scaling(scaling, chosen)
     planned = [pair for site in chosen for pair in plan_hooks(network, site, scaling, where)]
-    with weights_restored(model):
-        slices = foldable_slices(network, chosen, scaling, where) if preserve else []
-        preserved = [Preserved(network, part) for part in slices]
+    preserved: list[Preserved] = []
+    if preserve:
+        with weights_restored(model):
+            preserved = [Preserved(network, part) for part in foldable_slices(network, chosen, scaling, where)]
     if where == "input":
         warn_if_absorbed(network, chosen, scaling.constants())
     indices = ",".join(str(index) for index in sorted(site.index for site in chosen))
@@ -194,6 +183,23 @@ def check_scaling(scaling: SkipScaling, sites: Sequence[SkipSite]) -> None:
         raise ValueError(f"{name} needs one finite coefficient for each of {wanted} skips, got {constants.tolist()}")
 
 
+def warn_if_absorbed(model: nn.Module, sites: Sequence[SkipSite], constants: Tensor | None) -> None:
+    """Warn once, with the measured share, if most of a constant scaling never arrives."""
+    if constants is None or constants.is_meta:
+        return
+    scaled = [(site, constants[site.index - 1].item()) for site in sites if site.absorbed]
+    shares = [surviving_share(model, site, coefficient) for site, coefficient in scaled if coefficient != 1]
+    typical = mostly_absorbed(shares) if shares else None
+    if typical is not None:
+        warnings.warn(
+            f"{len(shares)} of {len(sites)} skips of {type(model).__name__} enter a normalisation that cancels a "
+            f"constant: {typical:.1%} of the scaling survives it (median, on unit-variance features), the rest acts "
+            'only through the shortcut beside the norm. Use where="after-norm", or method "ls"; see docs/models.md.',
+            AbsorbedScalingWarning,
+            stacklevel=3,
+        )
+
+
 def refuse_taken_name(network: nn.Module) -> None:
     own = network._modules.get(NAME)
     if hasattr(type(network), NAME) or (own is not None and held_scaling(network) is None):
@@ -222,66 +228,15 @@ def follow_model(scaling: SkipScaling, consumer: nn.Module) -> None:
             parameter.data = parameter.data.to(like.dtype)
 
 
-class BlockScaling(KeptBuffers):
-    """One factor per residual branch, x + factor·f(x): the constant tau, or learnable from 0 (ReZero)."""
-
-    def __init__(self, branches: int, tau: float | None) -> None:
-        super().__init__()
-        if tau is None:
-            self.factors = nn.Parameter(torch.zeros(branches))
-        else:
-            self.register_buffer("factors", torch.full((branches,), float(tau), device="cpu"))
+def scaled_networks(model: nn.Module) -> list[tuple[nn.Module, SkipScaling]]:
+    """The modules at or below `model` that hold a scaling, with it."""
+    held = [(module, held_scaling(module)) for module in model.modules()]
+    return [(module, scaling) for module, scaling in held if scaling is not None]
 
 
-class BranchHook(NetworkHook):
-    """Forward hook on a residual branch."""
-
-    def __init__(self, network: nn.Module, scaling: BlockScaling, branch: int) -> None:
-        super().__init__(network, BLOCK_NAME, scaling)
-        self.branch = branch
-
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output * self.held.factors[self.branch]
-
-
-def scale_blocks(model: Model, method: str, *, tau: float | None = None) -> Model:
-    """Scale every residual branch of a U-ViT: "rezero" (learnable from 0) or "stable" (the constant `tau`).
-
-    These are the controls of the paper's Table 3, not its method.
-    """
-    refuse_wrapped(model)
-    check_method(method, tau)
-    branches = residual_branches(model)
-    unscale_blocks(model)
-    scaling = BlockScaling(len(branches), tau).to(next(model.parameters()).device)
-    model.add_module(BLOCK_NAME, scaling)
-    for number, branch in enumerate(branches):
-        hook = BranchHook(model, scaling, number)
-        hook.handle = branch.register_forward_hook(hook)
-    return model
-
-
-def unscale_blocks(model: Model) -> Model:
-    """Remove what `scale_blocks` added; does nothing on a plain model."""
-    if isinstance(model._modules.get(BLOCK_NAME), BlockScaling):
-        detach_hooks(model, BranchHook)
-        delattr(model, BLOCK_NAME)
-    return model
-
-
-def check_method(method: str, tau: float | None) -> None:
-    if method not in ("rezero", "stable"):
-        raise ValueError(f'unknown block scaling {method!r}; use "rezero" or "stable" (with tau=0.1 or 0.3)')
-    if method == "rezero" and tau is not None:
-        raise ValueError('tau belongs to "stable"; "rezero" learns its factors from 0')
-    if method == "stable" and (tau is None or not math.isfinite(tau) or tau <= 0):
-        raise ValueError(f'"stable" needs tau, a positive number such as 0.1 or 0.3, got {tau}')
-
-
-def residual_branches(model: nn.Module) -> list[nn.Module]:
-    """The attention and MLP of every block of a U-ViT, in forward order."""
-    if not all(hasattr(model, name) for name in ("in_blocks", "mid_block", "out_blocks")):
-        raise ValueError(f"scale_blocks is for UViT; {type(model).__name__} has no in_blocks, mid_block and out_blocks")
-    blocks = [*model.get_submodule("in_blocks").children(), model.get_submodule("mid_block")]
-    blocks += model.get_submodule("out_blocks").children()
-    return [block.get_submodule(name) for block in blocks for name in ("attn", "mlp")]
+def held_scaling(network: nn.Module) -> SkipScaling | None:
+    """The network's scaling, if it has one; of the copies that peft trains (`modules_to_save`) the one in use."""
+    held: Any = network._modules.get(NAME)
+    copies, active = getattr(held, "modules_to_save", {}), getattr(held, "active_adapters", ())
+    held = next((copies[adapter] for adapter in active if adapter in copies), held)
+    return held if isinstance(held, SkipScaling) else None

@@ -13,8 +13,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from .families import FAMILIES, Fields, Rule
-from .hooks import hooks_detached, in_data_parallel
-from .site import Argument, Channels, SkipSite, as_argument, is_norm, number_from_innermost
+from .site import (
+    Argument,
+    Channels,
+    SkipSite,
+    as_argument,
+    hooks_detached,
+    in_data_parallel,
+    is_norm,
+    number_from_innermost,
+)
 from .trace import trace_skips
 
 logger = logging.getLogger(__name__)

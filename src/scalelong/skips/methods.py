@@ -4,18 +4,101 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .scaling import ConstantScaling, Sites, SkipScaling, innermost
+from .gates import ACTIVATIONS, Gate, InstanceEnhance, SqueezeExcite
 from .site import SkipSite
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "elu": F.elu, "mish": F.mish}
+Sites = Sequence[SkipSite]
+
+
+class KeptBuffers(nn.Module):
+    """A module whose buffers come back from the meta device with the values they had before.
+
+    Parameters that leave it are loaded or initialised anew; `to_empty` would leave constants random.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, Tensor] = {}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KeptBuffers:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is None or new is None or old.is_meta == new.is_meta:
+                continue
+            if new.is_meta:
+                self.kept[name] = old
+            elif name in self.kept:
+                with torch.no_grad():
+                    new.copy_(self.kept[name])
+        return self
+
+
+class SkipScaling(KeptBuffers, ABC):
+    """Chooses the coefficient of every long skip; its parameters and buffers live in the scaled model's state dict.
+
+    The state dict also says, as text, how the model was scaled; weights that say otherwise are refused.
+
+    >>> class Halve(SkipScaling):
+    ...     def coefficient(self, index, skip):
+    ...         return skip.new_tensor(0.5)
+    """
+
+    signature: Tensor
+
+    def __init__(self, sites: Sites) -> None:
+        super().__init__()
+        self.num_skips = innermost(sites)
+        self.signed_as = ""
+        self.register_buffer("signature", as_signature(self.signed_as))
+
+    @abstractmethod
+    def coefficient(self, index: int, skip: Tensor) -> Tensor | float:
+        """The factor of skip `index` (1 = outermost), a number or a shape that broadcasts over `skip` (B, C, …)."""
+
+    def forward(self, index: int, skip: Tensor) -> Tensor | float:
+        return self.coefficient(index, skip)
+
+    def constants(self) -> Tensor | None:
+        """Coefficients that do not depend on the input, shape (num_skips,), or None if they do."""
+        return None
+
+    def settings(self) -> str:
+        """What must agree, besides the shapes, for weights trained with one scaling to mean the same in another."""
+        return type(self).__name__
+
+    def sign(self, text: str) -> None:
+        self.signed_as, self.signature = text, as_signature(text)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:  # type: ignore[override]
+        error_messages = rest[-1]
+        theirs, ours = text_of(state_dict.get(f"{prefix}signature")), self.signed_as
+        if theirs is not None and theirs != ours:
+            error_messages.append(f"the weights were scaled as {theirs!r}, this model as {ours!r}: scale it alike")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class ConstantScaling(SkipScaling):
+    """Fixed coefficients, kept in a persistent buffer so that a scaled checkpoint cannot pass for a plain one."""
+
+    coefficients: Tensor
+
+    def __init__(self, sites: Sites, coefficients: Tensor) -> None:
+        super().__init__(sites)
+        self.register_buffer("coefficients", coefficients)
+
+    def coefficient(self, index: int, skip: Tensor) -> Tensor:
+        return self.coefficients[index - 1]
+
+    def constants(self) -> Tensor | None:
+        return self.coefficients
 
 
 def constant_coefficients(num_skips: int, kappa: float) -> Tensor:
@@ -93,67 +176,6 @@ class LearnedKappa(SkipScaling):
 
     def constants(self) -> Tensor | None:
         return self._power(torch.arange(self.num_skips, device=self.decay.device)).detach()
-
-
-class Linear32(nn.Linear):
-    """A Linear that computes in float32 whatever the precision of its weights."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight.float(), self.bias.float())
-
-
-class Gate(nn.Module, ABC):
-    """The calibration network ζ of learned scaling: pooled skip (B, W) in, coefficients in (0, 1) of that shape out.
-
-    It computes in float32 whatever the model's precision: a pooled value in half precision can overflow, and a
-    coefficient near 0 or 1 would be rounded away.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-
-    @abstractmethod
-    def logits(self, pooled: Tensor) -> Tensor:
-        """The coefficients before the sigmoid, in float32."""
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        if pooled.shape[1] != self.width:
-            raise ValueError(
-                f"this gate weighs {self.width} positions but the skip has {pooled.shape[1]}: the resolution changed. "
-                'Use scale_skips(..., "ls", gate="channels"), which does not depend on it.'
-            )
-        with nullcontext() if pooled.is_meta else torch.autocast(pooled.device.type, enabled=False):
-            return torch.sigmoid(self.logits(pooled))
-
-
-class SqueezeExcite(Gate):
-    """The squeeze-and-excitation MLP W → W/ratio → W of Eq. 9."""
-
-    def __init__(self, width: int, ratio: int, activation: str, init: float | None) -> None:
-        super().__init__(width)
-        hidden = max(width // ratio, 1)
-        self.activation = activation
-        self.squeeze = Linear32(width, hidden)
-        self.excite = Linear32(hidden, width)
-        if init is not None:
-            nn.init.zeros_(self.excite.weight)
-            nn.init.constant_(self.excite.bias, logit(init))
-
-    def logits(self, pooled: Tensor) -> Tensor:
-        return self.excite(ACTIVATIONS[self.activation](self.squeeze(pooled)))
-
-
-class InstanceEnhance(Gate):
-    """A scale and a shift for each position of the pooled skip."""
-
-    def __init__(self, width: int, init: float | None) -> None:
-        super().__init__(width)
-        self.scale = nn.Parameter(torch.zeros(width))
-        self.shift = nn.Parameter(torch.full((width,), 0.0 if init is None else logit(init)))
-
-    def logits(self, pooled: Tensor) -> Tensor:
-        return pooled * self.scale.float() + self.shift.float()
 
 
 class LS(SkipScaling):
@@ -235,20 +257,6 @@ class RMSNormed(SkipScaling):
         return (self.gain[index - 1] * torch.rsqrt(mean_square + 1e-6)).to(skip.dtype)
 
 
-METHODS: dict[str, type[SkipScaling] | None] = {
-    "none": None,
-    "uniform": UniformScaling,
-    "cs": CS,
-    "cs-reversed": CSReversed,
-    "ls": LS,
-    "ls-individual": LSIndividual,
-    "ie": IE,
-    "learnable": Learnable,
-    "learned-kappa": LearnedKappa,
-    "norm": RMSNormed,
-}
-
-
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
@@ -270,5 +278,32 @@ def as_kappa(value: Any, name: str = "kappa") -> float:
     return number
 
 
-def logit(share: float) -> float:
-    return math.log(share / (1 - share))
+def innermost(sites: Sites) -> int:
+    return max(site.index for site in sites)
+
+
+def as_signature(text: str) -> Tensor:
+    """The text's bytes, as a tensor that any checkpoint can hold."""
+    # Floats: an average of weights that takes buffers along rounds integers down at each step, and cannot have bools.
+    return torch.tensor(list(text.encode()), dtype=torch.float32, device="cpu")
+
+
+def text_of(signature: Tensor | None) -> str | None:
+    """The text of a signature, unless there is none or it has no values."""
+    if signature is None or signature.is_meta:
+        return None
+    return bytes(signature.round().clamp(0, 255).to(torch.uint8).tolist()).decode(errors="replace")
+
+
+METHODS: dict[str, type[SkipScaling] | None] = {
+    "none": None,
+    "uniform": UniformScaling,
+    "cs": CS,
+    "cs-reversed": CSReversed,
+    "ls": LS,
+    "ls-individual": LSIndividual,
+    "ie": IE,
+    "learnable": Learnable,
+    "learned-kappa": LearnedKappa,
+    "norm": RMSNormed,
+}

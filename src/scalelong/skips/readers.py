@@ -8,7 +8,6 @@ reads κ·s with weight W exactly as it reads s with weight κ·W; so does a nor
 from __future__ import annotations
 
 import statistics
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from .scaling import SkipScaling
+from .methods import SkipScaling
 from .site import LINEAR, Channels, SkipSite, is_norm, runs_as
 
 MOSTLY = 0.5
@@ -70,23 +69,6 @@ def normalise(norm: Any, features: Tensor) -> Tensor:
         return F.batch_norm(features, None, None, training=True, eps=eps)
     by_position = features.transpose(1, 2)
     return F.layer_norm(by_position, by_position.shape[-1:], eps=eps).transpose(1, 2)
-
-
-def warn_if_absorbed(model: nn.Module, sites: Sequence[SkipSite], constants: Tensor | None) -> None:
-    """Warn once, with the measured share, if most of a constant scaling never arrives."""
-    if constants is None or constants.is_meta:
-        return
-    scaled = [(site, constants[site.index - 1].item()) for site in sites if site.absorbed]
-    shares = [surviving_share(model, site, coefficient) for site, coefficient in scaled if coefficient != 1]
-    typical = mostly_absorbed(shares)
-    if typical is not None:
-        warnings.warn(
-            f"{len(shares)} of {len(sites)} skips of {type(model).__name__} enter a normalisation that cancels a "
-            f"constant: {typical:.1%} of the scaling survives it (median, on unit-variance features), the rest acts "
-            'only through the shortcut beside the norm. Use where="after-norm", or method "ls"; see docs/models.md.',
-            AbsorbedScalingWarning,
-            stacklevel=3,
-        )
 
 
 def mostly_absorbed(shares: Sequence[float]) -> float | None:
