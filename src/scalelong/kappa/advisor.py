@@ -14,8 +14,8 @@ from torch import Generator, Tensor, nn
 
 from ..diffusion import DiffusionProcess, Prediction, Schedule, noise_predictor
 from ..diffusion.samplers import Predictor
-from ..skips import SkipSite, constant_coefficients, find_skips, surviving_share
-from ..skips.readers import MOSTLY
+from ..skips import SkipSite, constant_coefficients, find_skips
+from ..skips.readers import MOSTLY, surviving_shares
 from ..theory.figures import BLUE, GREEN, GREY, ORANGE, figure
 from ..theory.input_norms import InputNorms, measure_inputs
 from ..theory.laws import sum_of_squares
@@ -165,8 +165,7 @@ def choose(band: KappaBand, gain: BlockGain, num_skips: int) -> float:
 def surviving_scaling(model: nn.Module, sites: list[SkipSite], kappa: float) -> float:
     """The share of CS that the norms let through: the median over the skips that are scaled, 1 if none is absorbed."""
     constants = constant_coefficients(max(site.index for site in sites), kappa).tolist()
-    absorbed = [(site, constants[site.index - 1]) for site in sites if site.absorbed]
-    shares = [surviving_share(model, site, constant) for site, constant in absorbed if constant != 1]
+    shares = surviving_shares(model, sites, constants)
     return statistics.median(shares) if shares else 1.0
 
 

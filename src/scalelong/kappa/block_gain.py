@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..skips import Argument, SkipSite
-from ..skips.site import forward_parameters, hooks_detached
+from ..skips.site import Arguments, Keywords, argument_of, hooks_detached
 
 Call = Callable[[Tensor], Tensor]
 
@@ -107,8 +107,7 @@ class Paths:
         with torch.enable_grad(), ExitStack() as hooks:
             for site in sites:
                 consumer = model.get_submodule(site.consumer)
-                hook = partial(self._cut_argument, site, forward_parameters(consumer)[0])
-                hooks.enter_context(consumer.register_forward_pre_hook(hook, with_kwargs=True))
+                hooks.enter_context(consumer.register_forward_pre_hook(partial(self._cut, site), with_kwargs=True))
             self.output = call(self.x)
             # Jᵀw is linear in w, so that its derivative in a direction v, by a second backward pass, is J·v.
             self.probe = torch.zeros_like(self.output).requires_grad_()
@@ -131,25 +130,19 @@ class Paths:
         rows = torch.arange(len(self.x), device=like.device) // count == self.order.index(index)
         return rows.to(like.dtype).reshape(-1, *[1] * (like.ndim - 1))
 
-    def _cut_argument(self, site: SkipSite, first: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Forward pre-hook: replaces the skip that the consumer is called with; `first` is the forward's parameter."""
-        entry = site.entry
-        position, name = (entry.position, entry.name) if isinstance(entry, Argument) else (0, first)
-        if name is not None and name in kwargs:
-            return args, kwargs | {name: self._cut(site, kwargs[name])}
-        assert position is not None and position < len(args), f"{site.consumer} was called without {entry}"
-        return (*args[:position], self._cut(site, args[position]), *args[position + 1 :]), kwargs
+    def _cut(self, site: SkipSite, module: nn.Module, args: Arguments, kwargs: Keywords) -> Any:
+        """Forward pre-hook: replaces the skip that the consumer is called with."""
+        argument = argument_of(module, site.entry)
+        changed = argument.changed(args, kwargs, partial(self._replaced, site))
+        assert changed is not None, f"{site.consumer} was called without {argument}"
+        return changed
 
-    def _cut(self, site: SkipSite, value: Any) -> Any:
+    def _replaced(self, site: SkipSite, value: Tensor) -> Tensor:
         entry = site.entry
-        if not isinstance(entry, Argument):
-            trunk, skip, rest = torch.tensor_split(value, (entry.start, entry.stop), dim=entry.dim)
-            return torch.cat([trunk, self._entering(site, skip), rest], dim=entry.dim)
-        if entry.item is None:
+        if isinstance(entry, Argument):
             return self._entering(site, value)
-        items = list(value)
-        items[entry.item] = self._entering(site, items[entry.item])
-        return tuple(items) if isinstance(value, tuple) else items
+        trunk, skip, rest = torch.tensor_split(value, (entry.start, entry.stop), dim=entry.dim)
+        return torch.cat([trunk, self._entering(site, skip), rest], dim=entry.dim)
 
     def _entering(self, site: SkipSite, skip: Tensor) -> Tensor:
         self.left[site.index], self.entered[site.index] = skip, skip.detach().requires_grad_()

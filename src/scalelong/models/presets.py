@@ -22,7 +22,6 @@ class Preset:
     """One row of the table. `builder()` makes the model; keywords given to it replace the row's own."""
 
     name: str
-    description: str
     parameters: int
     num_skips: int
     builder: partial[Any]
@@ -39,7 +38,6 @@ def preset(name: str, **overrides: Any) -> nn.Module:
 
 
 def preset_names() -> list[str]:
-    """Names of all rows, in the table's order."""
     return list(_BY_NAME)
 
 
@@ -128,6 +126,7 @@ def _unet(size: int, channels: tuple[int, ...], *, attention: tuple[int, ...], *
 
 
 _uvit_s = partial(UViT, embed_dim=512, depth=12, num_heads=8)
+_imagenet_uvit = partial(UViT, img_size=64, patch_size=4, num_classes=1000)
 _text_uvit = partial(_uvit_s, img_size=32, patch_size=2, in_chans=4, clip_dim=768, num_clip_token=77)
 
 # DDPM and DDIM: one attention head, sines before cosines, strided convolutions padded at the right and bottom only.
@@ -155,78 +154,35 @@ _improved = partial(
 )
 
 PRESETS = (
+    # U-ViT-S/2 for CIFAR-10, unconditional.
+    Preset("cifar10-uvit-s2", 44_255_328, 6, partial(_uvit_s, img_size=32, patch_size=2)),
+    # U-ViT-S/4 for CelebA at 64×64, unconditional.
+    Preset("celeba64-uvit-s4", 44_292_228, 6, partial(_uvit_s, img_size=64, patch_size=4)),
+    # U-ViT-M/4 for ImageNet at 64×64, class-conditional.
+    Preset("imagenet64-uvit-m4", 130_940_292, 8, partial(_imagenet_uvit, embed_dim=768, depth=16, num_heads=12)),
+    # U-ViT-L/4 for ImageNet at 64×64, class-conditional.
+    Preset("imagenet64-uvit-l4", 286_827_652, 10, partial(_imagenet_uvit, embed_dim=1024, depth=20, num_heads=16)),
+    # U-ViT-S/2 for MS-COCO, text to image, on latents of 4×32×32.
+    Preset("coco-uvit-s2", 44_692_644, 6, _text_uvit),
+    # The same with 16 blocks.
+    Preset("coco-uvit-s2-deep", 58_345_636, 8, partial(_text_uvit, depth=16)),
+    # DDPM's UNet for CIFAR-10, unconditional.
+    Preset("cifar10-unet", 35_746_307, 12, _ddpm(32, (128, 256, 256, 256))),
+    # DDIM's UNet for CelebA at 64×64, unconditional.
+    Preset("celeba64-unet", 78_700_803, 15, _ddpm(64, (128, 256, 256, 256, 512))),
+    # improved-diffusion's UNet for CIFAR-10, unconditional, learned variance. 4 heads everywhere, as in the original:
+    # all attending levels are 256 wide.
     Preset(
-        name="cifar10-uvit-s2",
-        description="U-ViT-S/2 for CIFAR-10, unconditional",
-        parameters=44_255_328,
-        num_skips=6,
-        builder=partial(_uvit_s, img_size=32, patch_size=2),
+        "improved-cifar10-unet", 52_546_438, 16, _improved(32, (128, 256, 256, 256), attention_head_dim=64, dropout=0.3)
     ),
+    # improved-diffusion's UNet for ImageNet at 64×64, class-conditional, learned variance. Original: 4 heads
+    # everywhere; here: 4 at 8×8 and in the middle (768 wide) but 3 at 16×16 (576 wide), because UNet2DModel fixes the
+    # width of a head instead of their number. The parameters are the same.
     Preset(
-        name="celeba64-uvit-s4",
-        description="U-ViT-S/4 for CelebA at 64×64, unconditional",
-        parameters=44_292_228,
-        num_skips=6,
-        builder=partial(_uvit_s, img_size=64, patch_size=4),
-    ),
-    Preset(
-        name="imagenet64-uvit-m4",
-        description="U-ViT-M/4 for ImageNet at 64×64, class-conditional",
-        parameters=130_940_292,
-        num_skips=8,
-        builder=partial(UViT, img_size=64, patch_size=4, embed_dim=768, depth=16, num_heads=12, num_classes=1000),
-    ),
-    Preset(
-        name="imagenet64-uvit-l4",
-        description="U-ViT-L/4 for ImageNet at 64×64, class-conditional",
-        parameters=286_827_652,
-        num_skips=10,
-        builder=partial(UViT, img_size=64, patch_size=4, embed_dim=1024, depth=20, num_heads=16, num_classes=1000),
-    ),
-    Preset(
-        name="coco-uvit-s2",
-        description="U-ViT-S/2 for MS-COCO, text to image, on latents of 4×32×32",
-        parameters=44_692_644,
-        num_skips=6,
-        builder=_text_uvit,
-    ),
-    Preset(
-        name="coco-uvit-s2-deep",
-        description="U-ViT-S/2 with 16 blocks for MS-COCO, text to image, on latents of 4×32×32",
-        parameters=58_345_636,
-        num_skips=8,
-        builder=partial(_text_uvit, depth=16),
-    ),
-    Preset(
-        name="cifar10-unet",
-        description="DDPM's UNet for CIFAR-10, unconditional",
-        parameters=35_746_307,
-        num_skips=12,
-        builder=_ddpm(32, (128, 256, 256, 256)),
-    ),
-    Preset(
-        name="celeba64-unet",
-        description="DDIM's UNet for CelebA at 64×64, unconditional",
-        parameters=78_700_803,
-        num_skips=15,
-        builder=_ddpm(64, (128, 256, 256, 256, 512)),
-    ),
-    Preset(
-        name="improved-cifar10-unet",
-        description="improved-diffusion's UNet for CIFAR-10, unconditional, learned variance",
-        parameters=52_546_438,
-        num_skips=16,
-        # 4 heads everywhere, as in the original: all attending levels are 256 wide.
-        builder=_improved(32, (128, 256, 256, 256), attention_head_dim=64, dropout=0.3),
-    ),
-    Preset(
-        name="improved-imagenet64-unet",
-        description="improved-diffusion's UNet for ImageNet at 64×64, class-conditional, learned variance",
-        parameters=273_049_350,
-        num_skips=16,
-        # Original: 4 heads everywhere; here: 4 at 8×8 and in the middle (768 wide) but 3 at 16×16 (576 wide), because
-        # UNet2DModel fixes the width of a head instead of their number. The parameters are the same.
-        builder=_improved(64, (192, 384, 576, 768), attention_head_dim=192, num_class_embeds=1000),
+        "improved-imagenet64-unet",
+        273_049_350,
+        16,
+        _improved(64, (192, 384, 576, 768), attention_head_dim=192, num_class_embeds=1000),
     ),
 )
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .find import ExampleInputs, choose_sites, refuse_wrapped
 from .methods import METHODS, SkipScaling, innermost
-from .readers import AbsorbedScalingWarning, Preserved, foldable_slices, mostly_absorbed, surviving_share
+from .readers import AbsorbedScalingWarning, Slice, foldable_slices, mostly_absorbed, surviving_shares
 from .site import NAME, NormOutputHook, SkipSite, attached_hooks, detach_hooks, plan_hooks
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -57,10 +57,12 @@ def scale_skips(
         return unscale_skips(model)
     check_scaling(scaling, chosen)
     planned = [pair for site in chosen for pair in plan_hooks(network, site, scaling, where)]
-    preserved: list[Preserved] = []
+    preserved: list[Slice] = []
     if preserve:
         with weights_restored(model):
-            preserved = [Preserved(network, part) for part in foldable_slices(network, chosen, scaling, where)]
+            preserved = foldable_slices(network, chosen, scaling, where)
+            for part in preserved:
+                part.keep(network)
     if where == "input":
         warn_if_absorbed(network, chosen, scaling.constants())
     indices = ",".join(str(index) for index in sorted(site.index for site in chosen))
@@ -70,7 +72,7 @@ def scale_skips(
     network.add_module(NAME, scaling.train(network.training))
     for module, hook in planned:
         hook.attach(module)
-        hook.preserved = [part for part in preserved if part.part.index == hook.site.index]
+        hook.preserved = [part for part in preserved if part.index == hook.site.index]
     for part in preserved:
         part.divide(network)
     return model
@@ -107,14 +109,14 @@ def fuse_skips(model: Model) -> Model:
 
 def restore_weights(model: nn.Module) -> None:
     """Undo the divisions of `preserve=True`."""
-    for network, scaling, preserved in preserved_weights(model):
-        preserved.restore(network, scaling.constants())
+    for network, scaling, part in preserved_slices(model):
+        part.restore(network, scaling.constants())
 
 
 @contextmanager
 def weights_restored(model: nn.Module) -> Iterator[None]:
     """The model with the weights it has when unscaled, for a while: what an earlier `preserve=True` divided is back."""
-    divided = [preserved.part.of(network) for network, _, preserved in preserved_weights(model)]
+    divided = [part.of(network) for network, _, part in preserved_slices(model)]
     before = [weights.clone() for weights in divided]
     restore_weights(model)
     try:
@@ -124,11 +126,11 @@ def weights_restored(model: nn.Module) -> Iterator[None]:
             weights.copy_(values)
 
 
-def preserved_weights(model: nn.Module) -> Iterator[tuple[nn.Module, SkipScaling, Preserved]]:
+def preserved_slices(model: nn.Module) -> Iterator[tuple[nn.Module, SkipScaling, Slice]]:
     """Every weight slice that an earlier `preserve=True` divided, once, with its network and scaling."""
     for network, scaling in scaled_networks(model):
-        for preserved in {id(part): part for _, hook in attached_hooks(network) for part in hook.preserved}.values():
-            yield network, scaling, preserved
+        for part in {id(part): part for _, hook in attached_hooks(network) for part in hook.preserved}.values():
+            yield network, scaling, part
 
 
 def remove(network: nn.Module) -> None:
@@ -185,11 +187,10 @@ def check_scaling(scaling: SkipScaling, sites: Sequence[SkipSite]) -> None:
 
 def warn_if_absorbed(model: nn.Module, sites: Sequence[SkipSite], constants: Tensor | None) -> None:
     """Warn once, with the measured share, if most of a constant scaling never arrives."""
-    if constants is None or constants.is_meta:
+    if constants is None or constants.is_meta or not any(site.absorbed for site in sites):
         return
-    scaled = [(site, constants[site.index - 1].item()) for site in sites if site.absorbed]
-    shares = [surviving_share(model, site, coefficient) for site, coefficient in scaled if coefficient != 1]
-    typical = mostly_absorbed(shares) if shares else None
+    shares = surviving_shares(model, sites, constants.tolist())
+    typical = mostly_absorbed(shares)
     if typical is not None:
         warnings.warn(
             f"{len(shares)} of {len(sites)} skips of {type(model).__name__} enter a normalisation that cancels a "

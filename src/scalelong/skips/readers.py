@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,6 +40,12 @@ def surviving_share(model: nn.Module, site: SkipSite, coefficient: float) -> flo
     if not norms or site.joined is None:
         return 0.0 if site.absorbed else 1.0
     return 1.0 if coefficient == 1 else normalised_share(norms[0], site.joined, coefficient)
+
+
+def surviving_shares(model: nn.Module, sites: Sequence[SkipSite], constants: Sequence[float]) -> list[float]:
+    """The share of every skip that enters a norm and is scaled; `constants` are those of all skips, outermost first."""
+    absorbed = [(site, constants[site.index - 1]) for site in sites if site.absorbed]
+    return [surviving_share(model, site, constant) for site, constant in absorbed if constant != 1]
 
 
 def normalised_share(norm: nn.Module, joined: Channels, coefficient: float) -> float:
@@ -82,11 +88,12 @@ def mostly_absorbed(shares: Sequence[float]) -> float | None:
     return typical if typical < MOSTLY else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Slice:
     """The part of one weight that multiplies a skip, and the coefficient it can take over.
 
-    A path rather than the parameter, which loading with assign=True or sharding would replace.
+    A path rather than the parameter, which loading with assign=True or sharding would replace. With `preserve=True` it
+    is divided by the coefficient, and keeps the values before, so that undo is bit-exact.
     """
 
     path: str
@@ -96,33 +103,28 @@ class Slice:
     coefficient: float
     index: int
     """i of the skip."""
+    before: Tensor = field(init=False)
 
     def of(self, model: nn.Module) -> Tensor:
         return model.get_parameter(self.path).data.narrow(self.dim, self.channels.start, len(self.channels))
 
-
-class Preserved:
-    """Weights that `preserve=True` divided by a coefficient, with their values before, so that undo is bit-exact."""
-
-    def __init__(self, model: nn.Module, part: Slice) -> None:
-        if part.coefficient == 0:
+    def keep(self, model: nn.Module) -> None:
+        """Note the values before the division; raises if it cannot be undone."""
+        if self.coefficient == 0:
             raise ValueError("preserve=True cannot divide weights by a coefficient of 0; start from another init=")
-        self.part, self.before = part, part.of(model).clone()
-        if not self.divided(self.before).isfinite().all():
-            raise ValueError(f"preserve=True would overflow {part.path} when dividing it by {part.coefficient:.3g}")
-
-    def divided(self, values: Tensor) -> Tensor:
-        return values / self.part.coefficient
+        self.before = self.of(model).clone()
+        if not (self.before / self.coefficient).isfinite().all():
+            raise ValueError(f"preserve=True would overflow {self.path} when dividing it by {self.coefficient:.3g}")
 
     def divide(self, model: nn.Module) -> None:
-        self.part.of(model).copy_(self.divided(self.before))
+        self.of(model).copy_(self.before / self.coefficient)
 
     def restore(self, model: nn.Module, constants: Tensor | None) -> None:
         """Undo the division; weights that were trained since keep the function that the coefficient gives them."""
-        coefficient = self.part.coefficient if constants is None else constants[self.part.index - 1].item()
-        values = self.part.of(model)
+        coefficient = self.coefficient if constants is None else constants[self.index - 1].item()
+        values = self.of(model)
         before = self.before.to(values)
-        untrained = coefficient == self.part.coefficient and torch.equal(values, self.divided(before))
+        untrained = coefficient == self.coefficient and torch.equal(values, before / coefficient)
         values.copy_(before if untrained else values * coefficient)
 
 

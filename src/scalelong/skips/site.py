@@ -205,7 +205,7 @@ class SkipHook(NetworkHook):
         super().__init__(network, NAME, scaling)
         self.site, self.argument = site, argument_of(reads, entry)
         self.channels = entry if isinstance(entry, Channels) else None
-        # The weights that `preserve=True` divided for this skip: a copy of the hook can undo it, too.
+        # The weights (readers.Slice) that `preserve=True` divided for this skip: a copy of the hook can undo it, too.
         self.preserved: list[Any] = []
 
     def attach(self, module: nn.Module) -> None:
