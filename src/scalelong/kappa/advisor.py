@@ -123,18 +123,14 @@ def suggest_kappa(
     images = data if isinstance(data, Tensor) else torch.cat(list(data))
     sites, generator = sites or find_skips(model), Generator().manual_seed(seed)
     norms = measure_inputs(images, schedule, prediction=prediction, generator=generator)
-    x, t = noised_images(images[:GAIN_IMAGES].cpu(), DiffusionProcess(schedule, prediction), generator)
+    # Noised at times that are spread over the schedule.
+    images, process = images[:GAIN_IMAGES].cpu(), DiffusionProcess(schedule, prediction)
+    times = process.stratified_times(len(images), generator)
+    x = process.add_noise(images, torch.randn(images.shape, generator=generator), times)
     like, predict = next(model.parameters()), predict or noise_predictor(model)
-    t = t.to(like.device).repeat(len(sites))
+    t = process.model_time(times).to(like.device).repeat(len(sites))
     gain = measure_gain(model, lambda x: predict(x, t), x.to(like), sites, generator=generator)
     return advise(model, sites, norms, gain)
-
-
-def noised_images(images: Tensor, process: DiffusionProcess, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Noised images at times that are spread over the schedule, and the times as the model takes them."""
-    times = process.stratified_times(len(images), generator)
-    noise = torch.randn(images.shape, generator=generator)
-    return process.add_noise(images, noise, times), process.model_time(times)
 
 
 def advise(model: nn.Module, sites: list[SkipSite], norms: InputNorms, gain: BlockGain) -> KappaAdvice:

@@ -56,35 +56,18 @@ def example_inputs(row: str | Preset, batch: int = 1) -> dict[str, Tensor]:
     {'x': (2, 3, 64, 64), 'timesteps': (2,), 'y': (2,)}
     """
     builder = (row if isinstance(row, Preset) else find_preset(row)).builder
-    make = _uvit_inputs if builder.func is UViT else _unet_inputs
-    return make(batch, **builder.keywords)
-
-
-def _uvit_inputs(
-    batch: int,
-    *,
-    img_size: int,
-    in_chans: int = 3,
-    num_classes: int = -1,
-    num_clip_token: int = 0,
-    clip_dim: int = 0,
-    **_: Any,
-) -> dict[str, Tensor]:
-    inputs = {"x": _noise(batch, in_chans, img_size, img_size), "timesteps": torch.full((batch,), 500.0)}
-    if num_classes > 0:
-        inputs["y"] = torch.arange(batch) % num_classes
-    if num_clip_token > 0:
-        inputs["context"] = _noise(batch, num_clip_token, clip_dim)
-    return inputs
-
-
-def _unet_inputs(
-    batch: int, *, sample_size: int, in_channels: int = 3, num_class_embeds: int | None = None, **_: Any
-) -> dict[str, Tensor]:
-    size = (batch, in_channels, sample_size, sample_size)
-    inputs = {"sample": _noise(*size), "timestep": torch.full((batch,), 500.0)}
-    if num_class_embeds is not None:
-        inputs["class_labels"] = torch.arange(batch) % num_class_embeds
+    options, times = builder.keywords, torch.full((batch,), 500.0)
+    if builder.func is not UViT:
+        size = options["sample_size"]
+        inputs = {"sample": _noise(batch, options.get("in_channels", 3), size, size), "timestep": times}
+        classes = options.get("num_class_embeds")
+        return inputs if classes is None else inputs | {"class_labels": torch.arange(batch) % classes}
+    size = options["img_size"]
+    inputs = {"x": _noise(batch, options.get("in_chans", 3), size, size), "timesteps": times}
+    if options.get("num_classes", -1) > 0:
+        inputs["y"] = torch.arange(batch) % options["num_classes"]
+    if "clip_dim" in options:
+        inputs["context"] = _noise(batch, options["num_clip_token"], options["clip_dim"])
     return inputs
 
 

@@ -104,10 +104,6 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-def _time_mlp(dim: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(dim, 4 * dim), nn.SiLU(), nn.Linear(4 * dim, dim))
-
-
 class UViT(nn.Module):
     """Noise predictor: depth/2 blocks in, one in the middle, depth/2 blocks out, each joined to its twin by a skip.
 
@@ -143,11 +139,9 @@ class UViT(nn.Module):
         super().__init__()
         _check_architecture(embed_dim, depth, num_heads, clip_dim, num_clip_token)
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-        self.img_size = (height, width)
         self.patch_size = patch_size
         self.in_chans = in_chans
         self.embed_dim = embed_dim
-        self.num_classes = num_classes
         self.use_checkpoint = use_checkpoint
         self.context_shape = None if clip_dim is None or num_clip_token is None else (num_clip_token, clip_dim)
         self.grid = self._grid_of(height, width)
@@ -155,7 +149,10 @@ class UViT(nn.Module):
         self.extras = 1 + (num_classes > 0) + (num_clip_token or 0)
         self.num_tokens = self.extras + self.num_patches
 
-        self.time_embed = _time_mlp(embed_dim) if mlp_time_embed else nn.Identity()
+        self.time_embed = nn.Identity()
+        if mlp_time_embed:
+            wide = 4 * embed_dim
+            self.time_embed = nn.Sequential(nn.Linear(embed_dim, wide), nn.SiLU(), nn.Linear(wide, embed_dim))
         self.label_emb = nn.Embedding(num_classes, embed_dim) if num_classes > 0 else None
         self.context_embed = nn.Linear(clip_dim, embed_dim) if clip_dim is not None else None
         self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size)
