@@ -57,7 +57,7 @@ class SkipScaling(KeptBuffers, ABC):
         super().__init__()
         self.num_skips = innermost(sites)
         self.signed_as = ""
-        self.register_buffer("signature", as_signature(self.signed_as))
+        self.register_buffer("signature", torch.zeros(0, dtype=torch.float32, device="cpu"))
 
     @abstractmethod
     def coefficient(self, index: int, skip: Tensor) -> Tensor | float:
@@ -75,7 +75,10 @@ class SkipScaling(KeptBuffers, ABC):
         return type(self).__name__
 
     def sign(self, text: str) -> None:
-        self.signed_as, self.signature = text, as_signature(text)
+        """Keep the text's bytes as a tensor that any checkpoint can hold."""
+        # Floats: averages of weights that take buffers along round integers down at each step, and cannot have bools.
+        self.signature = torch.tensor(list(text.encode()), dtype=torch.float32, device="cpu")
+        self.signed_as = text
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:  # type: ignore[override]
         error_messages = rest[-1]
@@ -280,12 +283,6 @@ def as_kappa(value: Any, name: str = "kappa") -> float:
 
 def innermost(sites: Sites) -> int:
     return max(site.index for site in sites)
-
-
-def as_signature(text: str) -> Tensor:
-    """The text's bytes, as a tensor that any checkpoint can hold."""
-    # Floats: an average of weights that takes buffers along rounds integers down at each step, and cannot have bools.
-    return torch.tensor(list(text.encode()), dtype=torch.float32, device="cpu")
 
 
 def text_of(signature: Tensor | None) -> str | None:
