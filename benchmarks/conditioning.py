@@ -22,13 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalelong.config import Config
-from scalelong.config.build import build_process, conditioning_of, spread_labels
-from scalelong.config.inputs import open_inputs
+from scalelong.config.build import build_process, conditioning_of, open_inputs, spread_labels
 from scalelong.data import ImageSet, load_images
 from scalelong.runs import Run
 from scalelong.runs.model import load_network
 from scalelong.sampling.sample_run import sample_network, with_sampling
-from scalelong.training.validation import Validation
+from scalelong.training.loss import Validation
 
 
 def main() -> None:

@@ -35,12 +35,12 @@ from torch import Tensor, nn
 from train import Measure, count_operations, gemm_rate, ratio, timed
 from workload import Case, recipe
 
+from scalelong.cli import keep_freed_memory
 from scalelong.config import Config, build_model, build_process
 from scalelong.config.build import conditioning_of, lay_out, spread_labels
 from scalelong.diffusion.guidance import Conditioning
 from scalelong.diffusion.solvers import solver_indices
 from scalelong.sampling.sample_run import Sampler, with_sampling
-from scalelong.utils.process import keep_freed_memory
 
 UVIT = {"kind": "uvit", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4}
 UNET = {"kind": "unet", "sample_size": 32, "block_out_channels": (32, 64, 64), "depth": 1, "attention": (8,)}

@@ -43,11 +43,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from workload import CASES, Case, plain_loop, recipe
 
+from scalelong.cli import keep_freed_memory
 from scalelong.runs import Run
-from scalelong.runs.resume import ResumePoint
+from scalelong.runs.run_dir import ResumePoint
 from scalelong.training import Display, Trainer, train
 from scalelong.training.parallel import Parallel
-from scalelong.utils.process import best_device, keep_freed_memory, resolve_precision
+from scalelong.utils.process import best_device, resolve_precision
 
 SPEEDUP_GOAL, WAIT_GOAL, GROWTH_GOAL = 1.1, 0.02, 0.01
 SWITCHES = ("channels_last", "compile")
@@ -271,8 +272,11 @@ class Watch(Display):
     """Notes the process's memory at every step of a run, and says nothing else."""
 
     def __init__(self) -> None:
-        super().__init__(lambda line: None)
         self.mib: list[float] = []
+        self.steps = 0
+
+    def start(self, step: int, steps: int) -> None:
+        self.steps = steps
 
     def step(self, step: int, loss: float) -> None:
         self.mib.append(resident_mib())

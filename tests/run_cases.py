@@ -42,7 +42,6 @@ class SignalAt(Display):
     """Sends this process a signal during a step."""
 
     def __init__(self, step: int, number: int) -> None:
-        super().__init__(lambda line: None)
         self.at, self.number = step, number
 
     def step(self, step: int, loss: float) -> None:

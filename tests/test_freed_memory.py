@@ -11,7 +11,7 @@ import pytest
 # Page faults of the second of two large blocks that are allocated, written and freed.
 COUNT_FAULTS = """
 import resource
-from scalelong.utils.process import keep_freed_memory
+from scalelong.cli import keep_freed_memory
 
 {tuned}
 for _ in range(2):

@@ -48,8 +48,8 @@ def test_a_signal_that_reaches_a_job_twice_does_not_keep_it_from_saving(
     def die(code: int) -> None:
         raise AssertionError(f"it ended at once, with exit code {code}")
 
-    monkeypatch.setattr("scalelong.training.signals.os._exit", die)
-    monkeypatch.setattr("scalelong.training.signals.ECHO_SECONDS", 0.0)
+    monkeypatch.setattr("scalelong.training.parallel.os._exit", die)
+    monkeypatch.setattr("scalelong.training.parallel.ECHO_SECONDS", 0.0)
     for name, value in jobs.job_environment(0, 1).items():
         monkeypatch.setenv(name, value)
     assert outcome.train_and_measure(tmp_path / "run", config(), Told(5, times=2)) is None

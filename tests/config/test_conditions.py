@@ -11,8 +11,7 @@ from run_cases import assert_same_run, run_tiny, tiny
 from torch import Tensor
 
 from scalelong.config import RecipeError, build_model, load_recipe
-from scalelong.config.build import build_process, conditioning_of, spread_labels
-from scalelong.config.inputs import check_width
+from scalelong.config.build import build_process, check_width, conditioning_of, spread_labels
 from scalelong.data import Batch
 from scalelong.diffusion.guidance import MOST_TOGETHER, NOTHING, Condition, Conditioning
 from scalelong.sampling import SampleRequest, sample_run

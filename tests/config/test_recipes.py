@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scalelong.config import Config, RecipeError, load_recipe, parse_recipe, recipe_names, summarise, to_yaml
-from scalelong.config.inputs import prepared_place
+from scalelong.config.build import prepared_place
 from scalelong.data.prepare import Job, prepare
 from scalelong.models.presets import find_preset
 from scalelong.runs import Run

@@ -13,7 +13,7 @@ from scalelong import find_skips
 from scalelong.config import build_model, load_recipe
 from scalelong.kappa.block_gain import measure_gain
 from scalelong.theory import TheoryUNet
-from scalelong.training.validation import open_validation
+from scalelong.training.loss import open_validation
 
 
 class WithoutFloat64(TorchFunctionMode):

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from run_cases import run_tiny
 
-from scalelong.cli.display import Bar
-from scalelong.training.signals import StopSignals
+from scalelong.cli.console import Bar
+from scalelong.training.parallel import StopSignals
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
@@ -24,7 +24,7 @@ def screen(tmp_path: Path) -> Path:
 @pytest.fixture
 def bar(screen: Path) -> Iterator[Bar]:
     with screen.open("w", encoding="utf-8") as file:
-        yield Bar(Console(file=file, force_terminal=True, width=120, color_system=None))
+        yield Bar("digits: 8 steps", Console(file=file, force_terminal=True, width=120, color_system=None))
 
 
 def test_a_bar_shows_how_far_a_run_is_its_latest_numbers_and_what_happened(
@@ -35,7 +35,7 @@ def test_a_bar_shows_how_far_a_run_is_its_latest_numbers_and_what_happened(
     shown = screen.read_text()
     last = shown.rpartition("8/8")[2]
     assert "loss 0." in last and "grad norm" in last and "images/s" in last
-    assert "step 8: validation loss" in shown
+    assert "digits: 8 steps" in shown and "step 8: validation loss" in shown
     assert shown.count(HIDE) == shown.count(SHOW) == 1
 
 
@@ -43,7 +43,7 @@ def test_a_run_ended_by_a_second_signal_leaves_the_terminal_with_its_cursor(
     bar: Bar, screen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
-    monkeypatch.setattr("scalelong.training.signals.os._exit", codes.append)
+    monkeypatch.setattr("scalelong.training.parallel.os._exit", codes.append)
     bar.start(0, 8)
     with StopSignals(leave=bar.leave):
         signal.raise_signal(signal.SIGINT)

@@ -25,7 +25,6 @@ class Crash(Exception):
 
 class CrashAt(Display):
     def __init__(self, step: int) -> None:
-        super().__init__()
         self.crash_step = step
 
     def step(self, step: int, loss: float) -> None:

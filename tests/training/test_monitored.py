@@ -11,7 +11,7 @@ from run_cases import SignalAt, assert_same_run, final_tensors, lasting_metrics,
 
 from scalelong.config import RecipeError
 from scalelong.monitor import Diagnosis, SkipMonitor
-from scalelong.training import Display
+from scalelong.training import Lines
 
 MONITORED = ("training.monitor_every=1", "training.steps=12", "scaling.method=ls")
 
@@ -55,7 +55,7 @@ class Alarmed(SkipMonitor):
 def test_the_diagnosis_is_logged_and_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("scalelong.training.loop.SkipMonitor", Alarmed)
-    run_tiny(tmp_path / "run", "training.monitor_every=2", display=Display(said.append))
+    run_tiny(tmp_path / "run", "training.monitor_every=2", display=Lines(said.append))
     events = [line for line in lasting_metrics(tmp_path / "run") if line.get("event") == "oscillation"]
     assert [(event["step"], event["block"], event["message"]) for event in events] == [(6, "mid_block", str(FOUND))]
     assert said.count(str(FOUND)) == 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from scalelong.runs.checkpoint import CheckpointStore
-from scalelong.training.optim import (
+from scalelong.training.state import (
     flatten_optimizer,
     parameter_names,
     restore_optimizer,

@@ -11,8 +11,8 @@ from checkpoint_cases import contents, flip_bit
 from run_cases import SignalAt, assert_same_run, final_tensors, lasting_metrics, make_trainer, run_tiny, tiny
 
 from scalelong.runs import Run, RunError
-from scalelong.training import Display
-from scalelong.training.signals import StopSignals
+from scalelong.training import Lines
+from scalelong.training.parallel import StopSignals
 from scalelong.utils.atomic import Busy
 
 KINDS = {
@@ -59,7 +59,7 @@ def test_a_run_stopped_by_a_signal_goes_on_as_if_it_had_not_been(kind: str, tmp_
 
 def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
-    monkeypatch.setattr("scalelong.training.signals.os._exit", codes.append)
+    monkeypatch.setattr("scalelong.training.parallel.os._exit", codes.append)
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
         assert (signals.received, codes) == (signal.SIGINT, [])
@@ -70,8 +70,8 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
 def test_a_signal_that_a_launcher_passes_on_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     clock = iter([100.0, 100.5, 103.0])
-    monkeypatch.setattr("scalelong.training.signals.os._exit", codes.append)
-    monkeypatch.setattr("scalelong.training.signals.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("scalelong.training.parallel.os._exit", codes.append)
+    monkeypatch.setattr("scalelong.training.parallel.monotonic", lambda: next(clock))
     with StopSignals(several=True):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
@@ -175,7 +175,7 @@ def test_another_precision_than_before_is_noted(tmp_path: Path) -> None:
     run_tiny(tmp_path, "training.steps=2")
     environment = Run(tmp_path).environment_file
     environment.write_text(environment.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
-    run_tiny(tmp_path, display=Display(said.append))
+    run_tiny(tmp_path, display=Lines(said.append))
     assert any("another precision than before (bf16)" in line for line in said)
 
 

@@ -35,7 +35,6 @@ class StopAt(Display):
     """Ends the run without a word in the middle of things, as a crash does."""
 
     def __init__(self, step: int) -> None:
-        super().__init__()
         self.stop_step = step
 
     def step(self, step: int, loss: float) -> None:

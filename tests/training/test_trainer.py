@@ -18,9 +18,8 @@ from scalelong.guard.nonfinite import TrainingDiverged
 from scalelong.runs import CheckpointStore, Run, read_metrics
 from scalelong.sampling.images import tile
 from scalelong.training import Trainer, loop, samples
-from scalelong.training.loss import find_origin
+from scalelong.training.loss import Validation, find_origin
 from scalelong.training.parallel import check_launcher
-from scalelong.training.validation import Validation
 from scalelong.utils.process import Rank
 
 MODULE = "in_blocks.0.mlp.fc1"

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from ..diffusion import SAMPLERS
+
+if TYPE_CHECKING:
+    from ..training import Display
 
 # Image k has the seed `seed + k`, and generators take those below 2^64.
 LARGEST_SEED = 2**63
@@ -26,6 +29,8 @@ LARGEST_SEED = 2**63
 FIRST_SPEAKS_SECONDS = 1.0
 SECONDS_BETWEEN_LINES = 10.0
 NOTHING = "–"
+# What rich hides while a bar is shown, and a line of its own for what the shell says next.
+SHOW_CURSOR = b"\x1b[?25h\n"
 
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name, or the path of a .yaml file.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a recipe's value.")]
@@ -143,6 +148,51 @@ def progress_lines() -> Show:
             print(f"{int(done)} of {count} {what}", file=sys.stderr, flush=True)
 
     return show
+
+
+def choose_display(title: str) -> Display:
+    """How a run is shown: a bar in a terminal, plain lines in a pipe or a file, where progress goes to stderr."""
+    from ..training import Lines
+
+    return Bar(title) if Console().is_terminal else Lines(print_now, progress_lines(), title)
+
+
+class Bar:
+    """A `training.Display`: a progress bar with the latest numbers; the title and events stand above it."""
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        self.title = title
+        numbers = TextColumn("{task.fields[numbers]}")
+        columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(compact=True), numbers)
+        self.progress = Progress(*columns, console=console)
+        self.task = self.progress.add_task("training", numbers="")
+
+    def start(self, step: int, steps: int) -> None:
+        self.info(self.title)
+        self.progress.reset(self.task, total=steps, completed=step)
+        self.progress.start()
+
+    def step(self, step: int, loss: float) -> None:
+        self.progress.update(self.task, completed=step)
+
+    def log(self, record: Mapping[str, Any], seconds_left: float) -> None:
+        from ..training.logger import describe
+
+        self.progress.update(self.task, numbers=describe(record))
+
+    def info(self, message: str) -> None:
+        self.progress.console.print(Text(message))
+
+    def show_progress(self, what: str, done: float, total: int) -> None:
+        self.progress.start()
+        self.progress.update(self.task, total=total, completed=int(done), numbers=what)
+
+    def stop(self) -> None:
+        self.progress.stop()
+
+    def leave(self) -> None:
+        # rich would first wait for its own thread.
+        os.write(self.progress.console.file.fileno(), SHOW_CURSOR)
 
 
 def print_now(line: str) -> None:

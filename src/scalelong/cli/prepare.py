@@ -37,7 +37,7 @@ def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, dry_ru
       torchrun --nproc-per-node 8 -m scalelong prepare coco-uvit-s2
     """
     from ..config import load_recipe
-    from ..config.inputs import prepared_place
+    from ..config.build import prepared_place
     from ..data.prepare import Job
     from ..data.prepare import prepare as run_job
     from ..utils.atomic import human_size

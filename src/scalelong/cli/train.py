@@ -39,7 +39,7 @@ def train(
       torchrun --nproc-per-node 8 -m scalelong train cifar10-tiny-uvit
       accelerate launch -m scalelong train cifar10-tiny-uvit
     """
-    from ..config import load_recipe
+    from ..config import load_recipe, summarise
     from ..runs import Run
 
     given = recipe or "digits"
@@ -51,9 +51,10 @@ def train(
         print_plan(config, folder, resume)
         return
     from ..training import train as run_training
-    from .display import choose_display
 
-    result = run_training(config, folder, resume, display=choose_display())
+    summary = summarise(config)
+    display = console.choose_display(f"{config.name}: {summary.describe()}, {summary.steps:,} steps, in {folder}")
+    result = run_training(config, folder, resume, display=display)
     if console.is_first_process():
         typer.echo(describe_end(result))
     if result.signal is not None:
@@ -67,7 +68,7 @@ def print_plan(config: Config, folder: Path, resume: str) -> None:
     start, summary = find_resume_point(Run(folder), config, resume), summarise(config)
     typer.echo(to_yaml(config), nl=False)
     steps = f"steps {start.step} to {summary.steps}"
-    typer.echo(f"# {summary.parameters:,} parameters, {summary.data}, {steps}, in {folder}")
+    typer.echo(f"# {summary.describe()}, {steps}, in {folder}")
 
 
 def describe_end(result: TrainResult) -> str:

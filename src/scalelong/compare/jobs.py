@@ -25,8 +25,7 @@ import torch
 
 from ..config import Config
 from ..kappa.recipe import advise_recipe
-from ..training.signals import SUPERVISED
-from ..utils.process import keep_freed_memory
+from ..training.parallel import SUPERVISED
 from .grid import write_json
 from .outcome import STOPPED
 
@@ -124,7 +123,6 @@ def perform(job: Job, environment: Mapping[str, str], threads: int) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     os.environ.update(environment)
     torch.set_num_threads(threads)
-    keep_freed_memory()
     # Finding the skips of a model asks the collector for referrers, which is slow with every library's objects in it.
     gc.freeze()
     with suppress(AttributeError):

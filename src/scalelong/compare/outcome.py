@@ -28,7 +28,7 @@ from ..runs import Run, read_metrics
 from ..runs.model import load_network
 from ..training import Display, train
 from ..training.logger import Silent
-from ..training.validation import open_validation
+from ..training.loss import open_validation
 from ..utils.atomic import locked
 from ..utils.process import keyed_generator
 from .grid import write_json

@@ -20,12 +20,12 @@ import torch
 
 from ..config import Config
 from ..config import summarise as summarise_recipe
-from ..config.inputs import open_inputs
+from ..config.build import open_inputs
 from ..evaluation import load_features
 from ..runs import Run, read_metrics
 from ..training import train
 from ..training.logger import Silent
-from ..training.signals import StopSignals
+from ..training.parallel import StopSignals
 from ..utils.atomic import locked
 from . import jobs, outcome
 from .collect import RunRecord, collect

@@ -1,14 +1,18 @@
-"""From a recipe to its network, its place in memory, its diffusion process and its conditioning."""
+"""From a recipe to its network and its place in memory, its diffusion process and conditioning, and its data."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..data import Batches, BatchOrder, DataError, Examples, Progress
+from ..data.cache import cache_folder, open_images
+from ..data.prepared import open_prepared, prepared_folder
 from ..diffusion import DiffusionProcess, build_schedule
 from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..models import UViT
@@ -71,6 +75,9 @@ def build_levels(config: Config, model: UNetConfig) -> nn.Module:
 
 
 def scale(network: nn.Module, config: ScalingConfig) -> nn.Module:
+    """The network with its skips scaled in place; "none" leaves it as it is."""
+    if config.method == "none":
+        return network
     return scale_skips(network, config.method, where=config.where, **config.options)
 
 
@@ -132,6 +139,13 @@ class RecipeSummary:
     steps: int
     description: str
 
+    def describe(self) -> str:
+        """
+        >>> RecipeSummary("digits", 375_898, "sklearn:digits", 3200, "").describe()
+        '375,898 parameters, sklearn:digits'
+        """
+        return f"{self.parameters:,} parameters, {self.data}"
+
 
 def summarise(config: Config) -> RecipeSummary:
     """What a recipe trains, on what and for how long; no weight is allocated."""
@@ -142,3 +156,54 @@ def summarise(config: Config) -> RecipeSummary:
         warnings.simplefilter("ignore", AbsorbedScalingWarning)
         parameters = count_parameters(scale(network, config.scaling))
     return RecipeSummary(config.name, parameters, config.data.source, config.training.steps, config.description)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One process's batches, the examples for validation, and the features of the empty caption. Shape: (L, D)."""
+
+    batches: Batches
+    validation: Examples
+    empty_text: Tensor | None = None
+
+
+def open_inputs(
+    config: Config,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> Inputs:
+    """Open a recipe's data; raises DataError where it is not as the recipe says.
+
+    Where the images must be decoded first, `progress` is told how many are. One process of each machine decodes what
+    goes into the image cache; the others wait for it.
+    """
+    classes = None if config.labels is None else config.labels.classes
+    images = None if config.latents is not None else open_images(config.data, classes=classes, progress=progress)
+    if images is not None and config.text is None:
+        (train, validation), empty_text = images, None
+    else:
+        prepared = open_prepared(prepared_place(config), config.data, config.text, config.latents, images=images)
+        train, validation, empty_text = prepared.train, prepared.validation, prepared.empty_text
+        check_width(config, empty_text)
+    order = BatchOrder(len(train), config.training.batch_size, config.seed)
+    flip = config.data.flip and config.latents is None
+    batches = Batches(train, order, flip=flip, rank=rank, world=world, device=device)
+    return Inputs(batches, validation, empty_text)
+
+
+def check_width(config: Config, empty_text: Tensor | None) -> None:
+    if config.text is None or empty_text is None:
+        return
+    encoder, stated, found = config.text.encoder, config.text.width, empty_text.shape[-1]
+    if stated != found:
+        raise DataError(f"text.width: {encoder!r} gives {found} numbers for a token, not {stated}")
+
+
+def prepared_place(config: Config) -> Path:
+    """The folder that `scalelong prepare` fills for a recipe."""
+    if config.text is None and config.latents is None:
+        return cache_folder(config.data)
+    return prepared_folder(config.name, config.data, config.text, config.latents)

@@ -301,7 +301,7 @@ class Config(Section):
     def sample_shape(self) -> tuple[int, int, int]:
         """(C, H, W) of what is denoised: pixels, or latents."""
         if self.latents is None:
-            return self.data.image_shape
+            return self.data.channels, self.data.image_size, self.data.image_size
         side = self.data.image_size // self.latents.factor
         return self.latents.channels, side, side
 

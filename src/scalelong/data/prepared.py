@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..utils.atomic import Damaged
+from ..utils.atomic import Damaged, import_safetensors
 from ..utils.blocks import BlockFolder, Entry, Fingerprint, short_hash
 from ..utils.process import keyed_generator
-from ..utils.tensors import import_safetensors
 from .batches import Picked, caption_of
 from .config import DataConfig, LatentConfig, TextConfig
 from .dataset import Captions, ImageSet, Part, open_parts, spread

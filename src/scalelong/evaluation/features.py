@@ -17,10 +17,9 @@ from torch import Tensor
 
 from ..data.encoders import fingerprint_of, load_network, locate, quietly
 from ..data.errors import DataError, first_line
-from ..utils.atomic import sha256_of
+from ..utils.atomic import read_tensors, sha256_of
 from ..utils.blocks import BlockFolder, Fingerprint, Progress, block_ranges
 from ..utils.process import Rank, own_device
-from ..utils.tensors import read_tensors
 from .inception import FIDInception
 
 INCEPTION, EFFICIENTNET = "inception", "efficientnet-lite0"

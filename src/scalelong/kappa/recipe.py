@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config, build_model, build_process
-from ..config.build import conditioning_of
-from ..config.inputs import open_inputs
+from ..config.build import conditioning_of, open_inputs
 from ..config.schema import ScalingConfig
 from ..diffusion import Schedule
 from ..diffusion.guidance import Condition

@@ -1,8 +1,7 @@
 """A run's folder: checkpoints that lose nothing, metrics, and what is made of a trained network."""
 
 from .checkpoint import Checkpoint, CheckpointError, CheckpointStore
-from .resume import find_resume_point
-from .run_dir import Run, RunError, read_metrics
+from .run_dir import Run, RunError, find_resume_point, read_metrics
 
 __all__ = [
     "Checkpoint",

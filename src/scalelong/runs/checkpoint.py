@@ -21,8 +21,19 @@ from typing import Any
 from torch import Tensor
 
 from ..utils import atomic
-from ..utils.atomic import Damaged, Files, check_json, describe_files, read_signed, signed, to_json, verify_files
-from ..utils.tensors import check_tensor, import_safetensors, read_tensors
+from ..utils.atomic import (
+    Damaged,
+    Files,
+    check_json,
+    check_tensor,
+    describe_files,
+    import_safetensors,
+    read_signed,
+    read_tensors,
+    signed,
+    to_json,
+    verify_files,
+)
 
 logger = logging.getLogger(__name__)
 

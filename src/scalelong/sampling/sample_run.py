@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config.build import build_process, conditioning_of, spread_labels
-from ..config.inputs import Inputs, open_inputs
+from ..config.build import Inputs, build_process, conditioning_of, open_inputs, spread_labels
 from ..config.load import check_config
 from ..config.schema import Config, Weights
 from ..data.encoders import LatentEncoder, TextEncoder

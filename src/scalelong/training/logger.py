@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from ..config.schema import Config
 from ..guard.nonfinite import StepDecision
@@ -30,7 +30,7 @@ class RunLogger:
         check_trackers(config.training.trackers)
         self.run, self.config, self.is_main = run, config, is_main
         self.metrics = run.metrics
-        self.display = (display or Display()) if is_main else Silent()
+        self.display = (display or Lines()) if is_main else Silent()
         self.clock = Clock(config.training.batch_size)
         self.trackers: list[Any] = []
 
@@ -97,32 +97,23 @@ class RunLogger:
         self.info(f"step {step} skipped: loss {decision.loss:.4g}, {origin}")
 
 
-class Display:
-    """Writes one line for each logged step and each event; `write` is the logger unless given."""
-
-    def __init__(self, write: Callable[[str], None] = logger.info) -> None:
-        self.write = write
-        self.steps = 0
-        self._shown = time.monotonic()
+class Display(Protocol):
+    """What shows how a run trains: every method may be left out."""
 
     def start(self, step: int, steps: int) -> None:
         """The loop is about to run from one step to another."""
-        self.steps = steps
 
     def step(self, step: int, loss: float) -> None:
         """Called after every step; cheap."""
 
     def log(self, record: Mapping[str, Any], seconds_left: float) -> None:
-        self.write(f"step {record['step']}/{self.steps}  {describe(record)}  {clock(seconds_left)} left")
+        """The numbers of a logged step."""
 
     def info(self, message: str) -> None:
-        self.write(message)
+        """Something happened."""
 
     def show_progress(self, what: str, done: float, total: int) -> None:
-        """How far some work is that comes before the first step; a line now and then."""
-        if time.monotonic() - self._shown > SECONDS_BETWEEN_LINES:
-            self._shown = time.monotonic()
-            self.write(f"{int(done)} of {total} {what}")
+        """How far some work is that comes before the first step."""
 
     def stop(self) -> None:
         """The loop has ended, in whatever way."""
@@ -134,8 +125,36 @@ class Display:
 class Silent(Display):
     """Says nothing: for all processes but the first."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda line: None)
+
+class Lines(Display):
+    """Writes a title, and a line for each logged step and each event, to the logger unless told where."""
+
+    def __init__(
+        self,
+        write: Callable[[str], None] = logger.info,
+        show_progress: Callable[[str, float, int], None] | None = None,
+        title: str = "",
+    ) -> None:
+        self.write, self.title, self.steps = write, title, 0
+        self._show_progress, self._shown = show_progress, time.monotonic()
+
+    def start(self, step: int, steps: int) -> None:
+        self.steps = steps
+        if self.title:
+            self.write(self.title)
+
+    def log(self, record: Mapping[str, Any], seconds_left: float) -> None:
+        self.write(f"step {record['step']}/{self.steps}  {describe(record)}  {clock(seconds_left)} left")
+
+    def info(self, message: str) -> None:
+        self.write(message)
+
+    def show_progress(self, what: str, done: float, total: int) -> None:
+        if self._show_progress is not None:
+            self._show_progress(what, done, total)
+        elif time.monotonic() - self._shown > SECONDS_BETWEEN_LINES:
+            self._shown = time.monotonic()
+            self.write(f"{int(done)} of {total} {what}")
 
 
 def describe(record: Mapping[str, Any]) -> str:

@@ -6,32 +6,35 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..config.build import build_model, build_process, conditioning_of, has_channels_last
-from ..config.inputs import open_inputs
+from ..config.build import build_model, build_process, conditioning_of, has_channels_last, open_inputs
 from ..config.schema import Config
 from ..guard.nonfinite import StepDecision, TrainingDiverged, advice, check_finite
 from ..monitor import SkipMonitor
 from ..runs.checkpoint import Checkpoint
-from ..runs.resume import ResumePoint, check_unchanged, drop_later, find_resume_point, is_finished
-from ..runs.run_dir import Run, environment, last_precision
+from ..runs.run_dir import (
+    ResumePoint,
+    Run,
+    drop_later,
+    environment,
+    find_resume_point,
+    is_finished,
+    last_precision,
+)
 from .ema import EMA
 from .logger import Display, RunLogger
-from .loss import DiffusionLoss, NoisyBatch, find_origin, seed_dropout
-from .optim import build_optimizer, learning_rate
-from .parallel import Parallel, check_batch_divides, explain_lost_peer, whole
+from .loss import DiffusionLoss, NoisyBatch, build_validation, find_origin, seed_dropout
+from .parallel import Parallel, StopSignals, alone_in, check_batch_divides, explain_lost_peer, whole
 from .samples import open_evaluator, save_samples
-from .signals import StopSignals
-from .state import TrainState
-from .validation import build_validation
+from .state import TrainState, build_optimizer, learning_rate
 
 MAX_ROLLBACKS = 3
 
@@ -55,11 +58,11 @@ def train(
     config: Config, out: str | Path, resume: str | Path = "auto", *, display: Display | None = None
 ) -> TrainResult:
     """Train a recipe in a run folder, or resume the run in it; a finished one is left as it is."""
-    run = Run(Path(out))
-    start = find_resume_point(run, config, resume)
-    if is_finished(config, run, start):
-        return TrainResult(run.folder, start.step, config.training.steps, trained=0)
     with explain_lost_peer():
+        run = Run(Path(out))
+        start = find_resume_point(run, config, resume)
+        if is_finished(config, run, start):
+            return TrainResult(run.folder, start.step, config.training.steps, trained=0)
         parallel = Parallel.open(config.training)
         result = Trainer(config, run, start, parallel, display).train()
         parallel.close()  # Not after an error: others may still wait for this process, and learn of its end.
@@ -78,13 +81,17 @@ class Trainer:
         self.logger = RunLogger(run, config, display, is_main=parallel.is_main)
         self.signals = StopSignals(several=rank.world > 1, leave=self.logger.display.leave)
 
-        process = build_process(config.diffusion)
         progress = partial(self.logger.display.show_progress, "images read")
         self.inputs = open_inputs(config, rank=rank.index, world=rank.world, device=self.device, progress=progress)
         self.batches, self.conditioning = self.inputs.batches, conditioning_of(config, self.inputs.empty_text)
         channels_last = has_channels_last(training, self.device)
         self.loss = DiffusionLoss(
-            process, self.conditioning, config.seed, training.batch_size, self.batches.own, channels_last
+            build_process(config.diffusion),
+            self.conditioning,
+            config.seed,
+            training.batch_size,
+            self.batches.own,
+            channels_last,
         )
         self.validation = build_validation(config, self.inputs, rank=rank, device=self.device)
         self.network = parallel.place(build_model(config), training)
@@ -93,27 +100,22 @@ class Trainer:
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ema = EMA(self.network, config.optim.ema_decay)
         self.state = TrainState(self.network, optimizer, ema, parallel.build_scaler())
-        self.monitor = self._build_monitor(training.monitor_every)
-        self.evaluator = open_evaluator(config, run, self.inputs, parallel, self.logger.display.show_progress)
+        self.monitor = None
+        if every := training.monitor_every:
+            self.monitor = SkipMonitor(self.model, every=every, probe_every=10 * every, scaler=self.state.scaler)
+        self.evaluator = None
+        if config.evaluation.every is not None:
+            self.evaluator = open_evaluator(config, run, self.inputs, parallel, self.logger.display.show_progress)
         self.store = start.store or run.checkpoints(training.keep_last)
         self.saved = start.step  # The step of the last checkpoint.
         self.stopping = False
-
-    def _build_monitor(self, every: int | None) -> SkipMonitor | None:
-        if every is None:
-            return None
-        return SkipMonitor(self.model, every=every, probe_every=10 * every, scaler=self.state.scaler)
 
     def train(self) -> TrainResult:
         """Train to the end, or until a signal comes; returns how far it came."""
         steps, state = self.config.training.steps, self.state
         # Dropout draws from the global generators, which are the caller's.
-        with ExitStack() as held, torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            with self.parallel.all_or_none():
-                if self.parallel.is_main:
-                    held.enter_context(self.run.locked())
-            with self.parallel.all_or_none():
-                check_unchanged(self.run, self.start)
+        own_random_state = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        with alone_in(self.run, self.start, self.parallel), own_random_state:
             try:
                 self.begin()
                 first = state.step
@@ -170,7 +172,8 @@ class Trainer:
             with nullcontext() if number == len(micro_batches) else parallel.no_sync(self.model):
                 with parallel.autocast():
                     loss = self.loss(self.model, micro_batch)
-                self.backward(loss / len(micro_batches))
+                part = loss / len(micro_batches)
+                (part if state.scaler is None else state.scaler.scale(part)).backward()
             losses.append(loss.detach())
 
         if state.scaler is not None:
@@ -200,9 +203,6 @@ class Trainer:
         # Alone, a signal may still come while the step ends.
         self.stopping = stop_share > 0 if parallel.rank.world > 1 else self.signals.requested()
         return decision
-
-    def backward(self, loss: Tensor) -> None:
-        (loss if self.state.scaler is None else self.state.scaler.scale(loss)).backward()
 
     def update_weights(self) -> None:
         optimizer, scaler = self.state.optimizer, self.state.scaler

@@ -1,4 +1,4 @@
-"""The processes of a run: their devices, precision, and all that they exchange. Plain torch: DDP, FSDP2, autocast.
+"""The processes of a run: devices, precision, what they exchange, how they are stopped. Torch's DDP, FSDP2, autocast.
 
 `torchrun` and `accelerate launch` say by environment variables how many processes there are and which one this is.
 """
@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from time import sleep
+from time import monotonic, sleep
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -19,13 +22,21 @@ from torch.distributed import DistError
 
 from ..config.build import lay_out
 from ..config.schema import Config, TrainingConfig
-from ..runs.run_dir import RunError
+from ..runs.run_dir import ResumePoint, Run, RunError, check_unchanged
 from ..utils.process import Rank, best_device, check_compiler, own_device, resolve_precision
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 # How long a process that was left alone is silent: the one that left says why, and should be read first.
 LEFT_ALONE_SECONDS = 3.0
+
+WATCHED = (signal.SIGTERM, signal.SIGINT)
+
+# A launcher passes on a signal that the terminal has already sent to every process: that is one signal, not two.
+ECHO_SECONDS = 2.0
+
+SUPERVISED = "SCALELONG_SUPERVISED"
+"""Set for a process whose parent passes signals on, and ends it if it hangs: no second signal needs to."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +163,18 @@ class Parallel:
 
 
 @contextmanager
+def alone_in(run: Run, start: ResumePoint, parallel: Parallel) -> Iterator[None]:
+    """Keep other processes from training in the folder; raises if one has done so since the resume point was found."""
+    with ExitStack() as held:
+        with parallel.all_or_none():
+            if parallel.is_main:
+                held.enter_context(run.locked())
+        with parallel.all_or_none():
+            check_unchanged(run, start)
+        yield
+
+
+@contextmanager
 def explain_lost_peer() -> Iterator[None]:
     """For all that processes do together: one that others have left says so, whatever it waited for them in."""
     try:
@@ -162,6 +185,46 @@ def explain_lost_peer() -> Iterator[None]:
             raise
         sleep(LEFT_ALONE_SECONDS)
         raise RunError("another process of this run has ended, so that this one cannot go on") from error
+
+
+class StopSignals:
+    """While entered, notes the first SIGTERM or SIGINT in `received`; a second one ends the process at once.
+
+    `several` says that a launcher started this process together with others; `leave` is called before the process is
+    ended, and must not wait for anything.
+    """
+
+    def __init__(self, *, several: bool = False, leave: Callable[[], None] = lambda: None) -> None:
+        self.received: int | None = None
+        self.several, self.leave = several, leave
+        self._at = 0.0
+        self._before: dict[int, Any] = {}
+        self.supervised = SUPERVISED in os.environ
+
+    def __enter__(self) -> StopSignals:
+        # Python lets only the main thread have handlers; elsewhere whoever runs the thread decides.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in WATCHED}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def requested(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self.received is not None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = monotonic()
+        if self.received is None:
+            self.received, self._at = number, now
+        elif not self.supervised and not (self.several and now - self._at < ECHO_SECONDS):
+            # No clean-up: it may be what hangs. Checkpoints are complete or absent in any case.
+            self.leave()
+            os._exit(128 + number)
 
 
 def check_launcher() -> None:

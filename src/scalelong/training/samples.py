@@ -7,8 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ..config.build import conditioning_of, spread_labels
-from ..config.inputs import Inputs
+from ..config.build import Inputs, conditioning_of, spread_labels
 from ..config.schema import Config
 from ..diffusion.guidance import Condition
 from ..evaluation import Evaluator
@@ -44,10 +43,8 @@ def sample_condition(config: Config, inputs: Inputs, count: int) -> Condition:
 
 def open_evaluator(
     config: Config, run: Run, inputs: Inputs, parallel: Parallel, progress: Callable[[str, float, int], None]
-) -> Evaluator | None:
-    """The evaluator of samples, if the recipe asks for one; the statistics of the data may take their time."""
-    if config.evaluation.every is None:
-        return None
+) -> Evaluator:
+    """The evaluator of samples; the statistics of the data may take their time."""
     conditioning = conditioning_of(config, inputs.empty_text)
     condition = sample_condition(config, inputs, config.evaluation.images)
     return Evaluator.open(

@@ -1,12 +1,10 @@
-"""This process: its rank, what it computes on, random numbers that need no state, its memory, and how it ends."""
+"""This process: its rank, what it computes on, random numbers that need no state, and how it ends."""
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import hashlib
 import os
-import platform
 import shutil
 import sys
 from dataclasses import dataclass
@@ -14,10 +12,6 @@ from typing import NoReturn
 
 import torch
 from torch import Generator
-
-# glibc's numbers of its own options, from malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -83,20 +77,6 @@ def keyed_generator(seed: int, purpose: str, number: int) -> Generator:
     """A generator whose stream is a function of the key; neighbouring keys give unrelated streams."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
     return Generator().manual_seed(int.from_bytes(digest, "little"))
-
-
-def keep_freed_memory() -> bool:
-    """Let the process use freed memory again instead of giving it back; whether the system's library can be told so.
-
-    A step on the CPU allocates and frees the same large tensors over and over. By default glibc asks the system for
-    each and returns it, and the system clears every page of it again: 40,000 page faults per training step of a small
-    U-ViT. Sampling 16 images at once is 1.3 to 1.5 times as fast without them (benchmarks/sample.py), training hardly
-    so on a machine that is idle. The most that the process ever holds stays the same.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    return all(mallopt(option, LARGEST) == 1 for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
 
 
 def end_process(code: int) -> NoReturn:
