@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..data import Batch
 from ..diffusion import DiffusionProcess
 from ..diffusion.guidance import NOTHING, Condition, Conditioning
-from ..guard.origin import find_first_nonfinite
+from ..guard.nonfinite import find_first_nonfinite
 from ..utils.process import keyed_generator
 from .parallel import Parallel
 
