@@ -140,10 +140,10 @@ class SkipHooks:
         if isinstance(entry, Argument):
             is_all = not site.readers and entry.item in (None, -1)
             return entry.changed(args, kwargs, partial(self._read_argument, site, trunk if is_all else None))
-        self.sums.add_features(f"skip{site.index}/feature", energies(part(trunk, entry)))
-        self._add_share(site, part(trunk, entry), trunk)
+        self.sums.add_features(f"skip{site.index}/feature", energies(entry.of(trunk)))
+        self._add_share(site, entry.of(trunk), trunk)
         if trunk.requires_grad:
-            trunk.register_hook(lambda gradient: self._add_gradient(site, part(gradient, entry)))
+            trunk.register_hook(lambda gradient: self._add_gradient(site, entry.of(gradient)))
         return None
 
     def _read_argument(self, site: SkipSite, trunk: Any, skip: Any) -> Any:
@@ -161,7 +161,7 @@ class SkipHooks:
 
     def _read_joined(self, site: SkipSite, joined: Channels, module: nn.Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], Tensor):
-            self._add_share(site, part(args[0], joined), args[0])
+            self._add_share(site, joined.of(args[0]), args[0])
 
     def _add_share(self, site: SkipSite, skip: Tensor, *joined: Tensor) -> None:
         total = torch.stack([norm(features).square() for features in joined]).sum()
@@ -215,10 +215,6 @@ def energies(features: Tensor) -> Tensor:
         return features.detach().float().square().reshape(-1)
     dims = tuple(range(1, features.ndim))
     return torch.linalg.vector_norm(features.detach(), dim=dims, dtype=torch.float32).square()
-
-
-def part(joined: Tensor, channels: Channels) -> Tensor:
-    return joined.narrow(channels.dim, channels.start, len(channels))
 
 
 def first_tensor(output: Any) -> Tensor | None:
