@@ -112,7 +112,8 @@ def find_first_nonfinite(model: nn.Module, *forwards: Callable[[], Any]) -> Orig
     if bad is not None:
         return Origin("parameter", bad)
     hooks = NonFiniteHooks(model)
-    with isolated_randomness(model):
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)):  # Random numbers of dropout, say, are not missing afterwards.
         for run_forward in forwards:
             origin = hooks.origin_in(run_forward)
             if origin is not None:
@@ -197,12 +198,6 @@ def all_finite(value: Any) -> bool:
 
 def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def isolated_randomness(model: nn.Module) -> AbstractContextManager[None]:
-    """Random numbers drawn inside, by dropout say, are not missing afterwards."""
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    return torch.random.fork_rng(devices=list(devices))
 
 
 def without_compilation() -> AbstractContextManager[None]:

@@ -180,7 +180,9 @@ def advise(model: nn.Module, sites: list[SkipSite], norms: InputNorms, gain: Blo
     high = max(low, norms.ratios.quantile(PAPER_SHARE).item())
     band = kappa_band(count, low, high)
     kappa = choose(band, gain, count)
-    surviving = surviving_scaling(model, sites, kappa)
+    constants = constant_coefficients(max(site.index for site in sites), kappa).tolist()
+    # The median over the skips that are scaled; 1 if no norm absorbs any.
+    surviving = statistics.median(surviving_shares(model, sites, constants) or [1.0])
     where = "after-norm" if surviving < MOSTLY and all(site.readers and site.joined for site in sites) else "input"
     reasons = [about_inputs(norms, low, high), about_band(band, low, high, count), about_gain(gain, kappa, band)]
     if surviving < MOSTLY:
@@ -197,13 +199,6 @@ def choose(band: KappaBand, gain: BlockGain, num_skips: int) -> float:
         return 1.0
     middle, least = ((band.low + band.high) / 2, band.low) if band.low > 0 else (max(band.high, LOWEST), LOWEST)
     return round(max(least, min(middle, gain.largest_kappa)), DECIMALS)
-
-
-def surviving_scaling(model: nn.Module, sites: list[SkipSite], kappa: float) -> float:
-    """The share of CS that the norms let through: the median over the skips that are scaled, 1 if none is absorbed."""
-    constants = constant_coefficients(max(site.index for site in sites), kappa).tolist()
-    shares = surviving_shares(model, sites, constants)
-    return statistics.median(shares) if shares else 1.0
 
 
 def about_inputs(norms: InputNorms, low: float, high: float) -> str:

@@ -85,7 +85,7 @@ def mostly_absorbed(shares: Sequence[float]) -> float | None:
     (0.02, None, None)
     """
     # The median: a few coefficients so small that only the norm's eps lets them through should not hide the rest.
-    typical = statistics.median(shares) if shares else 1.0
+    typical = statistics.median(shares or [1.0])
     return typical if typical < MOSTLY else None
 
 
