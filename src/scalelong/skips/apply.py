@@ -164,9 +164,8 @@ def choose_sites(
 ) -> tuple[nn.Module, list[SkipSite], int]:
     """The network that has the skips, those to scale, their paths seen from it, and how many skips it has in all.
 
-    All skips by default, those of the given indices, or sites written by hand; checked against the model.
-
-    Skips that are found belong to the network inside the model that has them: its copies carry their scaling.
+    All skips by default, those of the given indices, or sites written by hand; checked against the model. Skips that
+    are found belong to the network inside the model that has them: its copies carry their scaling.
     """
     wanted = None if sites is None else list(sites) if isinstance(sites, Iterable) else [sites]
     by_hand = [site for site in wanted or () if isinstance(site, SkipSite)]
