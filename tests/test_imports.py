@@ -141,13 +141,13 @@ def write_module(folder: Path, path: str, text: str) -> Path:
 @pytest.mark.parametrize(
     ("path", "statement"),
     [
-        ("skips/find.py", "import scalelong.models.uvit"),
-        ("skips/find.py", "from scalelong.models import UViT"),
-        ("skips/find.py", "from scalelong import models"),
-        ("skips/find.py", "from scalelong import scale_skips"),
-        ("skips/find.py", "import scalelong"),
-        ("skips/find.py", "from ..models import UViT"),
-        ("skips/find.py", "from .. import models"),
+        ("skips/families.py", "import scalelong.models.uvit"),
+        ("skips/families.py", "from scalelong.models import UViT"),
+        ("skips/families.py", "from scalelong import models"),
+        ("skips/families.py", "from scalelong import scale_skips"),
+        ("skips/families.py", "import scalelong"),
+        ("skips/families.py", "from ..models import UViT"),
+        ("skips/families.py", "from .. import models"),
         ("skips/__init__.py", "from ..models.uvit import UViT"),
         ("data/text/clip.py", "from ...config import schema"),
         ("models/uvit.py", "def build():\n    from scalelong.skips import find_skips"),
@@ -168,9 +168,9 @@ def test_a_forbidden_import_is_named_with_its_place(tmp_path: Path, path: str, s
 @pytest.mark.parametrize(
     ("path", "statement"),
     [
-        ("skips/find.py", "from .site import SkipSite"),
-        ("skips/find.py", "from scalelong.skips.site import SkipSite"),
-        ("skips/find.py", "import torch, scalelonger"),
+        ("skips/families.py", "from .site import SkipSite"),
+        ("skips/families.py", "from scalelong.skips.site import SkipSite"),
+        ("skips/families.py", "import torch, scalelonger"),
         ("skips/__init__.py", "from . import site"),
         ("training/loop.py", "from ..skips import scale_skips"),
         ("training/loop.py", "from scalelong.monitor import monitor"),

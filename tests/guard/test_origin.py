@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scalelong import scale_skips
-from scalelong.guard.origin import Origin, all_finite, find_first_nonfinite
+from scalelong.guard.nonfinite import Origin, all_finite, find_first_nonfinite
 from scalelong.models import UViT
 from scalelong.models.uvit import attend
 

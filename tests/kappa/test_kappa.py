@@ -19,8 +19,16 @@ from scalelong.cli.app import app
 from scalelong.config import load_recipe
 from scalelong.diffusion import CosineSchedule, DiffusionProcess, LinearSchedule
 from scalelong.diffusion.guidance import Condition
-from scalelong.kappa.advisor import LOWEST, KappaAdvice, KappaBand, kappa_band, solve_kappa, suggest_kappa
-from scalelong.kappa.recipe import recipe_start, repeated
+from scalelong.kappa.advisor import (
+    LOWEST,
+    KappaAdvice,
+    KappaBand,
+    kappa_band,
+    recipe_start,
+    repeated,
+    solve_kappa,
+    suggest_kappa,
+)
 from scalelong.models import UViT
 from scalelong.theory import TheoryUNet, measure_inputs
 from scalelong.theory.input_norms import cifar10_images
@@ -257,7 +265,9 @@ def test_images_on_a_gpu_are_measured_as_those_on_the_cpu() -> None:
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 def test_a_conditional_recipe_is_measured_with_its_images_labels_whatever_the_batch_size(batch_size: int) -> None:
     labelled = ("labels.classes=10", "data.label_column=label")
-    start = recipe_start(load_recipe("digits", [*TINY, f"training.batch_size={batch_size}", *labelled]), most=6)
-    assert start.predict(start.images[:2].repeat(3, 1, 1, 1), torch.zeros(6)).shape == (6, 1, 8, 8)
+    _, images, predict = recipe_start(
+        load_recipe("digits", [*TINY, f"training.batch_size={batch_size}", *labelled]), most=6
+    )
+    assert predict(images[:2].repeat(3, 1, 1, 1), torch.zeros(6)).shape == (6, 1, 8, 8)
     labels = Condition(labels=torch.tensor([5])).followed_by(Condition(labels=torch.tensor([7])))
     assert repeated(labels, 5).labels.tolist() == [5, 7, 5, 7, 5]  # type: ignore[union-attr]

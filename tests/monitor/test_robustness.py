@@ -10,8 +10,7 @@ from monitor_cases import NETWORKS, batch, number, read_one_step, scaled
 from torch import Tensor, nn
 
 from scalelong import AbsorbedScalingWarning
-from scalelong.monitor.hooks import Call
-from scalelong.monitor.robustness import SIZE, disturbance_of, output_change
+from scalelong.monitor.hooks import SIZE, Call, disturbance_of, output_change
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{AbsorbedScalingWarning.__module__}.AbsorbedScalingWarning")
 

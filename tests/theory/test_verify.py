@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from scalelong import scale_skips
 from scalelong.cli.app import app
 from scalelong.theory import InputNorms, TheoryUNet, laws, verify
-from scalelong.theory.figures import draw_theory
 from scalelong.theory.input_norms import measure_datasets
 from scalelong.theory.laws import feature_norm, feature_spread
 from scalelong.theory.unet import (
@@ -116,7 +115,8 @@ def test_the_spread_of_the_samples_is_the_exact_one() -> None:
 
 
 def test_batches_of_networks_add_up() -> None:
-    assert sum(networks.shape[2] for networks in sample_batches(1000, 64, 6, seeded())) == 1000
+    counts = [networks.shape[2] for networks in sample_batches(200, 64, 6, seeded())]
+    assert len(counts) > 2 and sum(counts) == 200
     assert [networks.shape[2] for networks in sample_batches(3, 600, 6, seeded())] == [1, 1, 1]
 
 
@@ -197,14 +197,6 @@ def test_digits_are_not_uniform_and_break_the_lemma_that_assumes_it(
     assert not check.passed
 
 
-def test_all_figures_are_drawn(quick: verify.Verification, datasets: dict[str, InputNorms], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    paths = draw_theory(quick, datasets, tmp_path)
-    names = {"forward", "band", "gradients", "robustness", "inputs"}
-    assert {path.name for path in tmp_path.iterdir()} == {f"theory-{name}.png" for name in names}
-    assert all(path.stat().st_size > 10_000 for path in paths)
-
-
 @pytest.fixture
 def theory_command(
     quick: verify.Verification, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -218,7 +210,7 @@ def theory_command(
     return run
 
 
-def test_the_command_prints_every_check_and_where_the_figures_are(
+def test_the_command_prints_every_check_and_draws_all_figures(
     quick: verify.Verification, theory_command: Callable[[list[verify.Check]], Any], tmp_path: Path
 ) -> None:
     result = theory_command(quick.checks)
@@ -227,11 +219,15 @@ def test_the_command_prints_every_check_and_where_the_figures_are(
     assert f"{count} of {count} checks passed" in result.stdout
     assert all(check.where in result.stdout for check in quick.checks)
     assert str(tmp_path / "theory-forward.png") in result.stdout
+    names = {"forward", "band", "gradients", "robustness", "inputs"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"theory-{name}.png" for name in names}
+    assert all(path.stat().st_size > 10_000 for path in tmp_path.iterdir())
 
 
 def test_the_command_exits_with_1_if_a_law_is_broken(
-    quick: verify.Verification, theory_command: Callable[[list[verify.Check]], Any]
+    quick: verify.Verification, theory_command: Callable[[list[verify.Check]], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("scalelong.theory.figures.draw_theory", lambda *arguments: [])  # Drawn by the test above.
     result = theory_command([replace(quick.checks[0], passed=False)])
     assert result.exit_code == 1
     assert "BROKEN" in result.stdout and "2 of 3 checks passed" in result.stdout

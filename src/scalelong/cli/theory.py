@@ -81,7 +81,7 @@ def kappa(
     if figure is not None:
         require("matplotlib")
     from ..config import load_recipe
-    from ..kappa.recipe import advise_recipe
+    from ..kappa.advisor import advise_recipe
 
     config = load_recipe(recipe, overrides or [])
     advice = advise_recipe(config)

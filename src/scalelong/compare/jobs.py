@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 
 from ..config import Config
-from ..kappa.recipe import advise_recipe
+from ..kappa.advisor import advise_recipe
 from ..training.parallel import SUPERVISED
 from .grid import write_json
 from .outcome import STOPPED

@@ -1,4 +1,4 @@
-"""The κ advisor: what the user's own data, schedule and network ask for (Section 4.1, Theorem 3.4), and its figure."""
+"""The κ advisor: what one's own data, schedule and network, or a recipe's, ask for (Section 4.1, Theorem 3.4)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
+from ..config import Config, build_model, build_process
+from ..config.build import conditioning_of, open_inputs
+from ..config.schema import ScalingConfig
 from ..diffusion import DiffusionProcess, Prediction, Schedule, noise_predictor
+from ..diffusion.guidance import Condition
 from ..diffusion.samplers import Predictor
 from ..skips import SkipSite, constant_coefficients, find_skips
 from ..skips.readers import MOSTLY, surviving_shares
 from ..theory.figures import BLUE, GREEN, GREY, ORANGE, figure
 from ..theory.input_norms import InputNorms, measure_inputs
 from ..theory.laws import sum_of_squares
+from ..utils.process import best_device
 from .block_gain import BlockGain, measure_gain
 
 PAPER_LIMIT, PAPER_SHARE = 5.0, 0.97
@@ -29,6 +35,9 @@ LOWEST = 0.5
 
 # The block gain is measured at so many noised images.
 GAIN_IMAGES = 2
+
+# Half a gigabyte of pixels.
+MOST_NUMBERS = 2**27
 
 # Values of κ that differ by less do the same.
 DECIMALS = 2
@@ -133,13 +142,46 @@ def suggest_kappa(
     return advise(model, sites, norms, gain)
 
 
+def advise_recipe(config: Config) -> KappaAdvice:
+    """Measure the recipe's network as it starts, without scaling, on what it would train on."""
+    model, images, predict = recipe_start(config)
+    schedule, prediction = build_process(config.diffusion).schedule, config.diffusion.prediction
+    return suggest_kappa(model, images, schedule, prediction=prediction, predict=predict)
+
+
+def recipe_start(config: Config, most: int = 10_000) -> tuple[nn.Module, Tensor, Predictor]:
+    """The recipe's unscaled network, images as it takes them, and how it is called with their conditions.
+
+    The images are those of the first batches: at least one, about `most` where they are small. Shape: (count, C, H, W).
+    """
+    model = build_model(config.model_copy(update={"scaling": ScalingConfig()})).to(best_device())
+    inputs = open_inputs(config)
+    most = min(most, MOST_NUMBERS // math.prod(config.sample_shape))
+    batches = [inputs.batches.at(step) for step in range(max(1, most // config.training.batch_size))]
+    conditioning = conditioning_of(config, inputs.empty_text)
+    conditions = [conditioning.of(batch) for batch in batches[:GAIN_IMAGES]]
+    first = reduce(Condition.followed_by, conditions)[slice(GAIN_IMAGES)]
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        return conditioning.predictor(model, repeated(first, len(x)).to(x.device))(x, t)
+
+    return model, torch.cat([batch.images for batch in batches]), predict
+
+
+def repeated(condition: Condition, rows: int) -> Condition:
+    """The condition of every row where the rows are the same images over and over."""
+    return condition.map(lambda value: value[torch.arange(rows) % len(value)])
+
+
 def advise(model: nn.Module, sites: list[SkipSite], norms: InputNorms, gain: BlockGain) -> KappaAdvice:
     """The recommendation from what was measured."""
     count, low = len(sites), norms.ratio_of_means
     high = max(low, norms.ratios.quantile(PAPER_SHARE).item())
     band = kappa_band(count, low, high)
     kappa = choose(band, gain, count)
-    surviving = surviving_scaling(model, sites, kappa)
+    constants = constant_coefficients(max(site.index for site in sites), kappa).tolist()
+    # The median over the skips that are scaled; 1 if no norm absorbs any.
+    surviving = statistics.median(surviving_shares(model, sites, constants) or [1.0])
     where = "after-norm" if surviving < MOSTLY and all(site.readers and site.joined for site in sites) else "input"
     reasons = [about_inputs(norms, low, high), about_band(band, low, high, count), about_gain(gain, kappa, band)]
     if surviving < MOSTLY:
@@ -156,13 +198,6 @@ def choose(band: KappaBand, gain: BlockGain, num_skips: int) -> float:
         return 1.0
     middle, least = ((band.low + band.high) / 2, band.low) if band.low > 0 else (max(band.high, LOWEST), LOWEST)
     return round(max(least, min(middle, gain.largest_kappa)), DECIMALS)
-
-
-def surviving_scaling(model: nn.Module, sites: list[SkipSite], kappa: float) -> float:
-    """The share of CS that the norms let through: the median over the skips that are scaled, 1 if none is absorbed."""
-    constants = constant_coefficients(max(site.index for site in sites), kappa).tolist()
-    shares = surviving_shares(model, sites, constants)
-    return statistics.median(shares) if shares else 1.0
 
 
 def about_inputs(norms: InputNorms, low: float, high: float) -> str:

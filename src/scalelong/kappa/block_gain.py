@@ -19,6 +19,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..skips import Argument, SkipSite
+from ..skips.record import unchanged
 from ..skips.site import Arguments, Keywords, argument_of, hooks_detached
 
 Call = Callable[[Tensor], Tensor]
@@ -62,15 +63,10 @@ def measure_gain(
     `call(x)` runs the model on inputs like x; it is given every input N times, so that row i·B + b carries what goes
     through skip i of input b, and all paths are iterated at once.
     """
-    was_training = model.training
-    model.eval()
-    try:
-        # The fused attention kernels have no second derivatives.
-        with hooks_detached(model), sdpa_kernel(SDPBackend.MATH):
-            paths = Paths(model, call, sites, x.repeat(len(sites), *[1] * (x.ndim - 1)))
-            gains = power_iteration(paths, tolerance, max_steps, generator)
-    finally:
-        model.train(was_training)
+    # The fused attention kernels have no second derivatives.
+    with unchanged(model), hooks_detached(model), sdpa_kernel(SDPBackend.MATH):
+        paths = Paths(model, call, sites, x.repeat(len(sites), *[1] * (x.ndim - 1)))
+        gains = power_iteration(paths, tolerance, max_steps, generator)
     return BlockGain(gains.reshape(len(sites), -1).amax(1).tolist())
 
 

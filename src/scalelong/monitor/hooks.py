@@ -1,11 +1,12 @@
-"""The hooks that read a training step: features, gradients, coefficients and updates; all numbers stay on the device.
+"""What reads a training step: hooks, and the probe of its robustness; all numbers stay on the device.
 
-They are attached for the steps that are read and for no others, and change no number of the step.
+The hooks read features, gradients, coefficients and updates. They are attached for the steps that are read and for no
+others, and change no number of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +19,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..skips import Argument, Channels, SkipSite
 from ..skips.apply import scaled_networks
-from ..skips.site import NAME, forward_parameters
+from ..skips.record import tensors_in, unchanged
+from ..skips.site import NAME, as_argument, forward_parameters
 from .readings import Processes, Sums
+
+SIZE = 0.1
+"""‖δ‖ over ‖x‖ of each image that the probe disturbs: far above the rounding of bf16, small beside the image."""
 
 
 def blocks_of(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
@@ -119,7 +124,7 @@ class SkipHooks:
         self.loss_scale = 1.0 if self.scaler is None else self.scaler.get_scale()
 
     def _read_block(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        features = next(tensors_in(output), None)
+        features = first_tensor(output)
         if features is not None:
             self.order.setdefault(name)
             self.sums.add_features(f"block/{name}/feature", energies(features))
@@ -133,32 +138,30 @@ class SkipHooks:
         trunk: Any = args[0] if args else kwargs.get(first)
         entry = site.entry
         if isinstance(entry, Argument):
-            return self._read_argument(site, entry, trunk, args, kwargs)
-        self.sums.add_features(f"skip{site.index}/feature", energies(part(trunk, entry)))
-        self._add_share(site, part(trunk, entry), trunk)
+            is_all = not site.readers and entry.item in (None, -1)
+            return entry.changed(args, kwargs, partial(self._read_argument, site, trunk if is_all else None))
+        self.sums.add_features(f"skip{site.index}/feature", energies(entry.of(trunk)))
+        self._add_share(site, entry.of(trunk), trunk)
         if trunk.requires_grad:
-            trunk.register_hook(lambda gradient: self._add_gradient(site, part(gradient, entry)))
+            trunk.register_hook(lambda gradient: self._add_gradient(site, entry.of(gradient)))
         return None
 
-    def _read_argument(self, site: SkipSite, entry: Argument, trunk: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Read the skip and hand on a view of it, whose gradient is that of this way alone, without the trunk's."""
-        key = entry.name if entry.name in kwargs else entry.position
-        given = kwargs.get(key) if isinstance(key, str) else args[key] if key is not None and key < len(args) else None
-        skip = given if entry.item is None or given is None else given[entry.item]
+    def _read_argument(self, site: SkipSite, trunk: Any, skip: Any) -> Any:
+        """Read the skip and return a view of it, whose gradient is that of this way alone, without the trunk's."""
         if not isinstance(skip, Tensor):
-            return None
+            return skip
         self.sums.add_features(f"skip{site.index}/feature", energies(skip))
-        if not site.readers and entry.item in (None, -1) and isinstance(trunk, Tensor):
+        if isinstance(trunk, Tensor):
             self._add_share(site, skip, trunk, skip)
         if not skip.requires_grad:
-            return None
+            return skip
         seen = skip.view_as(skip)
         seen.register_hook(lambda gradient: self._add_gradient(site, gradient))
-        return with_argument(args, kwargs, key, seen if entry.item is None else with_item(given, entry.item, seen))
+        return seen
 
     def _read_joined(self, site: SkipSite, joined: Channels, module: nn.Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], Tensor):
-            self._add_share(site, part(args[0], joined), args[0])
+            self._add_share(site, joined.of(args[0]), args[0])
 
     def _add_share(self, site: SkipSite, skip: Tensor, *joined: Tensor) -> None:
         total = torch.stack([norm(features).square() for features in joined]).sum()
@@ -214,31 +217,44 @@ def energies(features: Tensor) -> Tensor:
     return torch.linalg.vector_norm(features.detach(), dim=dims, dtype=torch.float32).square()
 
 
-def part(joined: Tensor, channels: Channels) -> Tensor:
-    return joined.narrow(channels.dim, channels.start, len(channels))
+def first_tensor(output: Any) -> Tensor | None:
+    """The first tensor of a module's output; of an object that is no nest, of its `sample`."""
+    return next(tensors_in(output if isinstance(output, Mapping) else getattr(output, "sample", output)), None)
 
 
-def with_item(given: Any, item: int, skip: Tensor) -> Any:
-    """The argument with the skip as one of its items."""
-    items = list(given)
-    items[item] = skip
-    return tuple(items) if isinstance(given, tuple) else items
+@torch.no_grad()
+def output_change(network: nn.Module, call: Call, *, seed: int = 0, rank: int = 0) -> Tensor | None:
+    """How much the output moves when the input does: ‖f(x+δ) − f(x)‖ / ‖δ‖ of each image, bounded by Theorem 3.4.
+
+    δ is Gaussian with a tenth of the image's norm, a function of `seed` and of the image's place in the batch, of which
+    each process has a part of its own, in the order of the ranks. The network runs twice in evaluation mode; its modes
+    and buffers and all random states are left as they were. None if the call shows no image. Shape: (B,), float32.
+    """
+    image = as_argument(network, 0)
+    x = call.args[0] if call.args else call.kwargs.get(str(image.name))
+    if not (isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1):
+        return None
+    disturbance = disturbance_of(x, seed, first=rank * len(x))
+    # Weights that autocast casts here, without gradients, must not be kept for the next pass.
+    precision = torch.autocast(x.device.type, call.autocast, enabled=call.autocast is not None, cache_enabled=False)
+    with unchanged(network), precision:
+        calm = first_tensor(network(*call.args, **call.kwargs))
+        disturbed = image.changed(call.args, call.kwargs, lambda x: x + disturbance)
+        assert disturbed is not None, "the call has an image, at the place it was read from"
+        moved = first_tensor(network(*disturbed[0], **disturbed[1]))
+    return None if calm is None or moved is None else per_image(moved.float() - calm.float()) / per_image(disturbance)
 
 
-def with_argument(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any, value: Any) -> tuple[Any, dict[str, Any]]:
-    if isinstance(key, str):
-        return args, kwargs | {key: value}
-    return (*args[:key], value, *args[key + 1 :]), kwargs
+def disturbance_of(x: Tensor, seed: int, *, first: int = 0) -> Tensor:
+    """Gaussian noise with `SIZE` times the norm of each image, the `first` of which counts. Shape: (B, …) → (B, …)."""
+    generator = torch.Generator(x.device)
+    noise = torch.empty(x.shape, device=x.device)
+    for row, values in enumerate(noise, start=first):
+        values.normal_(generator=generator.manual_seed((seed << 32) + row))
+    size = SIZE * per_image(x) / per_image(noise)
+    return (noise * size.view(-1, *[1] * (x.ndim - 1))).to(x.dtype)
 
 
-def tensors_in(output: Any) -> Iterator[Tensor]:
-    """The tensors of a module's output, in order."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from tensors_in(list(output.values()))
-    elif isinstance(output, tuple | list):
-        for item in output:
-            yield from tensors_in(item)
-    elif hasattr(output, "sample"):
-        yield from tensors_in(output.sample)
+def per_image(tensor: Tensor) -> Tensor:
+    """The norm of each image. Shape: (B, …) → (B,), float32."""
+    return torch.linalg.vector_norm(tensor.flatten(1), dim=1, dtype=torch.float32)

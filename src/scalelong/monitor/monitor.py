@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from ..skips import SkipSite
-from ..skips.apply import scaled_networks
-from ..skips.find import Choice, ExampleInputs, choose_sites, compiled_elsewhere, refuse_other_objects
+from ..skips.apply import choose_sites, compiled_elsewhere, scaled_networks
+from ..skips.families import refuse_other_objects
 from ..skips.site import attached_hooks
-from .hooks import SkipHooks
+from ..skips.trace import ExampleInputs
+from .hooks import SkipHooks, output_change
 from .oscillation import Diagnosis, Finder
 from .readings import Processes, Table, named, unwrapped, with_nulls
-from .robustness import output_change
 
 KEEP = 1000
 """Readings that are kept; the older ones can only be had by writing them in time."""
@@ -65,8 +65,7 @@ class SkipMonitor:
         self.every, self.probe_every = every, probe_every
         self.model, self.processes = unwrapped(model), Processes.of(model)
         refuse_compiled(self.model)
-        choice = choose(self.model, sites, example_inputs)
-        self.network, self.sites = choice.network, choice.sites
+        self.network, self.sites = choose(self.model, sites, example_inputs)
         self.hooks = SkipHooks(self.network, self.sites, self.processes, scaler)
         self.table = Table((site.index for site in self.sites), self.hooks.blocks, window)
         self.columns = [*self.table.names, *(f"{name}_oscillation" for name in self.table.series)]
@@ -195,17 +194,18 @@ class SkipMonitor:
         return {"step": step, **named(self.columns, row)}
 
 
-def choose(model: nn.Module, sites: Iterable[SkipSite | int] | None, example_inputs: ExampleInputs | None) -> Choice:
-    """The skips to read: those asked for or found, else those that are scaled."""
+def choose(
+    model: nn.Module, sites: Iterable[SkipSite | int] | None, example_inputs: ExampleInputs | None
+) -> tuple[nn.Module, list[SkipSite]]:
+    """The network and its skips to read: those asked for or found, else those that are scaled."""
     refuse_other_objects(model)
     try:
-        return choose_sites(model, sites, example_inputs)
+        return choose_sites(model, sites, example_inputs)[:2]
     except ValueError:
         scaled = {hook.site.index: hook.site for _, hook in attached_hooks(model)}
         if not scaled or sites is not None:
             raise
-        found = [scaled[index] for index in sorted(scaled)]
-        return Choice(scaled_networks(model)[0][0], found, max(scaled))
+        return scaled_networks(model)[0][0], [scaled[index] for index in sorted(scaled)]
 
 
 def refuse_compiled(model: nn.Module, *, thorough: bool = True) -> None:

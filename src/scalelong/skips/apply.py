@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import inspect
-import warnings
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import combinations
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .find import ExampleInputs, choose_sites, refuse_wrapped
+from .families import locate_skips, refuse_other_objects
 from .methods import METHODS, SkipScaling, innermost
-from .readers import AbsorbedScalingWarning, Slice, foldable_slices, mostly_absorbed, surviving_shares
-from .site import NAME, NormOutputHook, SkipSite, attached_hooks, detach_hooks, plan_hooks
+from .readers import Slice, foldable_slices, warn_if_absorbed
+from .site import (
+    NAME,
+    Argument,
+    Channels,
+    NormOutputHook,
+    SkipSite,
+    as_argument,
+    attached_hooks,
+    detach_hooks,
+    in_data_parallel,
+    is_norm,
+    plan_hooks,
+)
+from .trace import ExampleInputs
 
 Model = TypeVar("Model", bound=nn.Module)
 Method = str | type[SkipScaling] | SkipScaling
+WRAPPERS = {
+    "OptimizedModule": "torch.compile",
+    "DistributedDataParallel": "DistributedDataParallel",
+    "FullyShardedDataParallel": "FSDP",
+    "FSDPModule": "fully_shard",
+}
 
 
 def scale_skips(
@@ -48,11 +70,10 @@ def scale_skips(
     refuse_foreign(model)
     if where not in ("input", "after-norm"):
         raise ValueError(f'where must be "input" or "after-norm", got {where!r}')
-    choice = choose_sites(model, sites, example_inputs)
-    network, chosen = choice.network, choice.sites
+    network, chosen, num_skips = choose_sites(model, sites, example_inputs)
     refuse_taken_name(network)
     with torch.inference_mode(False):
-        scaling = make_scaling(method, chosen, options, choice.num_skips)
+        scaling = make_scaling(method, chosen, options, num_skips)
     if scaling is None:
         return unscale_skips(model)
     check_scaling(scaling, chosen)
@@ -63,7 +84,7 @@ def scale_skips(
             preserved = foldable_slices(network, chosen, scaling, where)
             for part in preserved:
                 part.keep(network)
-    if where == "input":
+    if where == "input" and any(site.absorbed for site in chosen):
         warn_if_absorbed(network, chosen, scaling.constants())
     indices = ",".join(str(index) for index in sorted(site.index for site in chosen))
     scaling.sign(f"{scaling.settings()} {where} skips {indices}")
@@ -138,6 +159,67 @@ def remove(network: nn.Module) -> None:
     delattr(network, NAME)
 
 
+def choose_sites(
+    model: nn.Module, sites: Iterable[SkipSite | int] | None, example_inputs: ExampleInputs | None
+) -> tuple[nn.Module, list[SkipSite], int]:
+    """The network that has the skips, those to scale, their paths seen from it, and how many skips it has in all.
+
+    All skips by default, those of the given indices, or sites written by hand; checked against the model. Skips that
+    are found belong to the network inside the model that has them: its copies carry their scaling.
+    """
+    wanted = None if sites is None else list(sites) if isinstance(sites, Iterable) else [sites]
+    by_hand = [site for site in wanted or () if isinstance(site, SkipSite)]
+    if by_hand and by_hand == wanted:
+        network, chosen, num_skips = model, by_hand, max(site.index for site in by_hand)
+    else:
+        path, found = locate_skips(model, example_inputs)
+        network, num_skips = model.get_submodule(path), len(found)
+        chosen = found if wanted is None else [pick(site, found) for site in wanted]
+    if not chosen:
+        raise ValueError("sites=[] scales nothing; leave it out to scale every skip that find_skips finds")
+    chosen = [checked(network, site) for site in chosen]
+    for site, other in combinations(chosen, 2):
+        if site.index == other.index or same_place(network, site, other):
+            raise ValueError(
+                f"two sites on one skip: {other.index} at {other.consumer!r} ({other.entry}) and "
+                f"{site.index} at {site.consumer!r} ({site.entry}). Give each skip one site and an index of its own."
+            )
+    return network, chosen, num_skips
+
+
+def pick(wanted: Any, found: Sequence[SkipSite]) -> SkipSite:
+    try:
+        index = operator.index(wanted)
+    except TypeError:
+        raise ValueError(f"sites= takes SkipSites, or indices of skips such as [1, 2], not {wanted!r}") from None
+    if not 1 <= index <= len(found):
+        raise ValueError(f"there is no skip {index}; this model has skips 1 (outermost) to {len(found)} (innermost)")
+    return found[index - 1]
+
+
+def checked(network: nn.Module, site: SkipSite) -> SkipSite:
+    """The site, with `absorbed` set if one of its readers is a norm; raises if it names a module that is not there."""
+    for path in (site.consumer, *site.readers):
+        try:
+            network.get_submodule(path)
+        except AttributeError:
+            missing = f"skip {site.index} names the module {path!r}, which {type(network).__name__} does not have"
+            raise ValueError(f"{missing}; see [name for name, _ in model.named_modules()]") from None
+    return replace(site, absorbed=site.absorbed or any(is_norm(network.get_submodule(path)) for path in site.readers))
+
+
+def same_place(network: nn.Module, site: SkipSite, other: SkipSite) -> bool:
+    consumer, a, b = network.get_submodule(site.consumer), site.entry, other.entry
+    if consumer is not network.get_submodule(other.consumer):
+        return False
+    if isinstance(a, Channels) and isinstance(b, Channels):
+        return a.start < b.stop and b.start < a.stop
+    if isinstance(a, Argument) and isinstance(b, Argument):
+        keys = (str(entry.name) if entry.position is None else entry.position for entry in (a, b))
+        return a.item == b.item and len({as_argument(consumer, key) for key in keys}) == 1
+    return False
+
+
 def make_scaling(
     method: Method, sites: Sequence[SkipSite], options: dict[str, Any], num_skips: int | None = None
 ) -> SkipScaling | None:
@@ -185,20 +267,32 @@ def check_scaling(scaling: SkipScaling, sites: Sequence[SkipSite]) -> None:
         raise ValueError(f"{name} needs one finite coefficient for each of {wanted} skips, got {constants.tolist()}")
 
 
-def warn_if_absorbed(model: nn.Module, sites: Sequence[SkipSite], constants: Tensor | None) -> None:
-    """Warn once, with the measured share, if most of a constant scaling never arrives."""
-    if constants is None or constants.is_meta or not any(site.absorbed for site in sites):
-        return
-    shares = surviving_shares(model, sites, constants.tolist())
-    typical = mostly_absorbed(shares)
-    if typical is not None:
-        warnings.warn(
-            f"{len(shares)} of {len(sites)} skips of {type(model).__name__} enter a normalisation that cancels a "
-            f"constant: {typical:.1%} of the scaling survives it (median, on unit-variance features), the rest acts "
-            'only through the shortcut beside the norm. Use where="after-norm", or method "ls"; see docs/models.md.',
-            AbsorbedScalingWarning,
-            stacklevel=3,
-        )
+def refuse_wrapped(model: nn.Module) -> None:
+    """Raise if the model is already compiled or distributed, where a hook would come too late."""
+    refuse_other_objects(model)
+    for module in model.modules():
+        names = {kind.__name__ for kind in type(module).__mro__}
+        if "DataParallel" in names:
+            raise in_data_parallel(type(model).__name__)
+        found = [label for name, label in WRAPPERS.items() if name in names]
+        if found or getattr(module, "_compiled_call_impl", None) is not None:
+            raise already_wrapped(model, *found[:1])
+    # A module does not know that torch.compile was given it; a second look after collecting spares a dead wrapper.
+    if compiled_elsewhere(model):
+        gc.collect()
+        if compiled_elsewhere(model):
+            raise already_wrapped(model)
+
+
+def compiled_elsewhere(model: nn.Module) -> bool:
+    return any(isinstance(holder, dict) and holder.get("_orig_mod") is model for holder in gc.get_referrers(model))
+
+
+def already_wrapped(model: nn.Module, wrapper: str = "torch.compile") -> ValueError:
+    return ValueError(
+        f"{type(model).__name__} is already wrapped by {wrapper}, which would not see the scaling. "
+        f"Scale the plain model first, then apply {wrapper}."
+    )
 
 
 def refuse_taken_name(network: nn.Module) -> None:

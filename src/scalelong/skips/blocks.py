@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from .find import refuse_wrapped
+from .apply import refuse_wrapped
 from .methods import KeptBuffers
 from .site import NetworkHook, detach_hooks
 

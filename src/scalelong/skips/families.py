@@ -1,21 +1,89 @@
-"""Where the known model families join their long skips: one function per family. See CONTRIBUTING.md to add one.
+"""Find the long skips of a model: by its family, one function for each known one, or else by tracing.
 
-A function yields the fields of each `SkipSite` without its index, in the order in which the forward pass joins the
-skips (innermost first), and nothing for a model of another family. It never imports the family's library.
+A family's function yields the fields of each `SkipSite` without its index, in the order in which the forward pass joins
+the skips (innermost first), and nothing for a model of another family. It never imports the family's library. See
+CONTRIBUTING.md to add one.
 """
 
 from __future__ import annotations
 
-import inspect
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
-from .site import Argument, Channels, is_norm
+from .site import Argument, Channels, SkipSite, forward_parameters, hooks_detached, is_norm, number_from_innermost
+from .trace import ExampleInputs, trace_skips
+
+logger = logging.getLogger(__name__)
 
 Fields = dict[str, Any]
 Rule = Callable[[Any], Iterator[Fields]]
+
+
+def find_skips(model: nn.Module, example_inputs: ExampleInputs | None = None) -> list[SkipSite]:
+    """The model's long skip connections, outermost first.
+
+    A known family is recognised by class name and structure, also inside a wrapper (a Lightning module, a peft model,
+    a diffusion process that holds the network). For any other model pass `example_inputs` (a tensor, a tuple of
+    positional or a dict of keyword arguments) and one forward pass is traced.
+
+    >>> from scalelong.models import UViT
+    >>> [site.consumer for site in find_skips(UViT(img_size=8, embed_dim=32, depth=4, num_heads=2))]
+    ['out_blocks.1', 'out_blocks.0']
+    """
+    path, sites = locate_skips(model, example_inputs)
+    return [site.below(path) for site in sites]
+
+
+def locate_skips(model: nn.Module, example_inputs: ExampleInputs | None) -> tuple[str, list[SkipSite]]:
+    """The path of the network that has the skips, and its skips, outermost first."""
+    refuse_other_objects(model)
+    known = list(outermost_known(model))
+    if len(known) > 1:
+        names = ", ".join(repr(path) for path, _ in known)
+        raise ValueError(
+            f"{type(model).__name__} holds {len(known)} models with long skips ({names}). "
+            "Scale the one you train, e.g. scale_skips(model.get_submodule(...), ...)."
+        )
+    if known:
+        path, fields = known[0]
+        return path, number_from_innermost(fields)
+    if example_inputs is not None:
+        with hooks_detached(model):
+            traced = trace_skips(model, example_inputs)
+        if traced:
+            return "", traced
+    raise ValueError(
+        f"no long skip connections found in {type(model).__name__}. Known families: {'; '.join(FAMILIES)}. "
+        "Pass example_inputs= to let them be traced, or sites=[SkipSite(...)]; see docs/models.md."
+    )
+
+
+def outermost_known(model: nn.Module, path: str = "") -> Iterator[tuple[str, list[Fields]]]:
+    """Paths and skips of the known models at or below `model`, not looking inside one that was found."""
+    for rule in FAMILIES.values():
+        if fields := apply_rule(rule, model):
+            yield path, fields
+            return
+    for name, child in model.named_children():
+        yield from outermost_known(child, f"{path}.{name}" if path else name)
+
+
+def apply_rule(rule: Rule, model: nn.Module) -> list[Fields]:
+    """The rule's sites; none for another family, nor for a namesake that is built differently."""
+    try:
+        return list(rule(model))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        logger.warning("%s looks like the family %s but is built differently: %s", type(model), rule.__name__, error)
+        return []
+
+
+def refuse_other_objects(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        name = type(model).__name__
+        raise ValueError(f"{name} is not a torch module; of a pipeline pass its network, e.g. pipe.unet")
 
 
 def is_a(model: nn.Module, *class_names: str) -> bool:
@@ -30,8 +98,7 @@ def base(layer: Any) -> Any:
 
 def argument(module: nn.Module, name: str, item: int | None = None) -> Argument:
     """The entry for `name`, an argument of the module's forward, given by position or by keyword."""
-    position = list(inspect.signature(module.forward).parameters).index(name)
-    return Argument(position=position, name=name, item=item)
+    return Argument(position=forward_parameters(module).index(name), name=name, item=item)
 
 
 def concatenated(module: Any, path: str, trunk: int, total: int, readers: tuple[str, ...], **fields: Any) -> Fields:
@@ -50,10 +117,6 @@ def concatenated_tokens(block: Any, path: str, trunk: int, total: int, reader: s
     """Fields of a skip of tokens, argument `skip` of a block that concatenates it on the last dimension."""
     fields = {"entry": argument(block, "skip"), "width": tokens, "joined": Channels(trunk, total, dim=-1)}
     return concatenated(block, path, trunk, total, (reader,), **fields)
-
-
-def takes(module: nn.Module, name: str) -> bool:
-    return name in inspect.signature(module.forward).parameters
 
 
 def uvit(model: Any) -> Iterator[Fields]:
@@ -76,7 +139,7 @@ def theory_unet(model: Any) -> Iterator[Fields]:
 def diffusers_unet(model: Any) -> Iterator[Fields]:
     """diffusers UNets: `res_hidden_states_tuple` of an up block, its last item first; K-blocks use only that one."""
     blocks = list(getattr(model, "up_blocks", ()))
-    if not blocks or not all(takes(block, "res_hidden_states_tuple") for block in blocks):
+    if not blocks or not all("res_hidden_states_tuple" in forward_parameters(block) for block in blocks):
         return
     if is_a(model, "UNet1DModel"):
         yield from (unet1d_site(block, f"up_blocks.{i}") for i, block in enumerate(blocks))
@@ -256,7 +319,7 @@ def segmentation_models_pytorch(model: Any) -> Iterator[Fields]:
         total = base(block.conv1[0]).in_channels
         if total > trunk:
             plain = isinstance(getattr(block.attention1, "attention", None), nn.Identity)
-            entry = argument(block, "skip_connection" if takes(block, "skip_connection") else "skip")
+            entry = argument(block, "skip_connection" if "skip_connection" in forward_parameters(block) else "skip")
             yield concatenated(block, f"decoder.blocks.{i}", trunk, total, ("conv1.0",) if plain else (), entry=entry)
         trunk = base(block.conv2[0]).out_channels
 

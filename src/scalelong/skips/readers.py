@@ -8,6 +8,7 @@ reads κ·s with weight W exactly as it reads s with weight κ·W; so does a nor
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,8 +85,24 @@ def mostly_absorbed(shares: Sequence[float]) -> float | None:
     (0.02, None, None)
     """
     # The median: a few coefficients so small that only the norm's eps lets them through should not hide the rest.
-    typical = statistics.median(shares) if shares else 1.0
+    typical = statistics.median(shares or [1.0])
     return typical if typical < MOSTLY else None
+
+
+def warn_if_absorbed(model: nn.Module, sites: Sequence[SkipSite], constants: Tensor | None) -> None:
+    """Warn once, with the measured share, if most of a constant scaling never arrives."""
+    if constants is None or constants.is_meta:
+        return
+    shares = surviving_shares(model, sites, constants.tolist())
+    typical = mostly_absorbed(shares)
+    if typical is not None:
+        warnings.warn(
+            f"{len(shares)} of {len(sites)} skips of {type(model).__name__} enter a normalisation that cancels a "
+            f"constant: {typical:.1%} of the scaling survives it (median, on unit-variance features), the rest acts "
+            'only through the shortcut beside the norm. Use where="after-norm", or method "ls"; see docs/models.md.',
+            AbsorbedScalingWarning,
+            stacklevel=3,
+        )
 
 
 @dataclass

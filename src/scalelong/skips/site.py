@@ -76,6 +76,10 @@ class Channels:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def of(self, joined: Tensor) -> Tensor:
+        """The skip alone, a view."""
+        return joined.narrow(self.dim, self.start, len(self))
+
     def __str__(self) -> str:
         return f"channels {self.start}:{self.stop}"
 
@@ -234,8 +238,7 @@ class SkipHook(NetworkHook):
 
     def coefficient(self, value: Tensor) -> Tensor:
         """By what the skip is multiplied, which is the value or some channels of it."""
-        at = self.channels
-        skip = value if at is None else value.narrow(at.dim, at.start, len(at))
+        skip = value if self.channels is None else self.channels.of(value)
         # Called as a module, so that offloading, sharding and adapters of its parameters take part.
         coefficient = self.held(self.site.index, skip)
         if not isinstance(coefficient, Tensor):

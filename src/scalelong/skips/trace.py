@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,10 +18,11 @@ LAYOUTS = (*COPIES, "permute", "transpose")
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 CHANNELS_FIRST = (*LINEAR[1:], nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
+ExampleInputs = Tensor | Sequence[Any] | Mapping[str, Any]
 Entry = tuple[Call, Argument | Channels]
 
 
-def trace_skips(model: nn.Module, example_inputs: Any) -> list[SkipSite]:
+def trace_skips(model: nn.Module, example_inputs: ExampleInputs) -> list[SkipSite]:
     """The long skips that one forward pass shows, outermost first; empty if there are none.
 
     `example_inputs` is a tensor, a tuple of positional or a dict of keyword arguments. The model runs in evaluation

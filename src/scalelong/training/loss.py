@@ -14,7 +14,7 @@ from ..data import Batch, Examples
 from ..data.batches import make_batch
 from ..diffusion import DiffusionProcess
 from ..diffusion.guidance import NOTHING, Condition, Conditioning
-from ..guard.origin import find_first_nonfinite
+from ..guard.nonfinite import find_first_nonfinite
 from ..utils.process import SINGLE, Rank, best_device, keyed_generator
 from .parallel import Parallel
 
