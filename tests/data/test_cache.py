@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 from image_cases import config, pictures, saved, write_parquet, write_tar, write_zip
 from prepare_cases import contents, damage, save_pictures
 
-from scalelong.data import Batches, BatchOrder, DataConfig, DataError, ImageSet, cache, dataset, load_images, prepare
-from scalelong.data.cache import cache_folder, cache_root, open_images
+from scalelong.data import Batches, BatchOrder, DataConfig, DataError, ImageSet, dataset, decode, load_images, prepare
+from scalelong.data.dataset import cache_folder, cache_root, open_images
 from scalelong.data.prepared import PreparedSet
 
 CACHED = {"memory_gb": 0, "label_column": "label", "caption_column": "captions"}
@@ -35,7 +35,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "open_parts", lambda *_: pytest.fail("the source was opened again"))
+    monkeypatch.setattr(dataset, "open_parts", lambda *_: pytest.fail("the source was opened again"))
 
 
 def assert_same(found: ImageSet | PreparedSet, expected: ImageSet) -> None:
@@ -215,7 +215,7 @@ def test_labels_and_captions_are_refused_before_anything_is_decoded(
     settings = config(source, **CACHED)
     if cached:
         open_images(settings, classes=3)
-    monkeypatch.setattr(dataset, "decode", lambda *_: pytest.fail("an image was decoded"))
+    monkeypatch.setattr(decode, "decode", lambda *_: pytest.fail("an image was decoded"))
     message = r"data.label_column: labels must lie in 0 … 1 \((row|image) \d+: 2, .*\)"
     with pytest.raises(DataError, match=message):
         open_images(settings, classes=2)
@@ -276,12 +276,12 @@ OPEN = """
 import json, re, resource, sys, time
 import torch
 from pathlib import Path
-from scalelong.data import DataConfig, cache
+from scalelong.data import DataConfig, dataset
 def memory(): return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 config = DataConfig(**json.loads(sys.argv[1]))
-cache.open_parts = lambda *_: sys.exit("the source was opened again")
+dataset.open_parts = lambda *_: sys.exit("the source was opened again")
 before, started = memory(), time.monotonic()
-train, validation = cache.open_images(config)
+train, validation = dataset.open_images(config)
 opened, seconds = memory() - before, time.monotonic() - started
 train.pick(torch.randint(len(train), (256,)), torch.zeros(256, dtype=torch.int64))
 print(json.dumps([len(train), seconds, opened]))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data import Batches, BatchOrder, DataError, Examples, Progress
-from ..data.cache import cache_folder, open_images
+from ..data.dataset import cache_folder, open_images
 from ..data.prepared import open_prepared, prepared_folder
 from .schema import Config
 

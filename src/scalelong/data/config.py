@@ -1,10 +1,18 @@
-"""What a recipe says about its images, and about the frozen networks that encode images and captions."""
+"""What a recipe says about its images and the frozen networks that encode them, and the error where it is not so."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+class DataError(ValueError):
+    """The data is not there, or not as the recipe says."""
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class DataConfig(BaseModel):

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..utils.atomic import sha256_of
 from .batches import to_float
-from .config import LatentConfig, TextConfig
-from .errors import DataError, first_line, import_extra
+from .config import DataError, LatentConfig, TextConfig, first_line
+from .sources import import_extra
 
 PACKAGE = "package:"
 CONFIG = "config.json"

@@ -21,10 +21,10 @@ from ..utils.atomic import free_space, human_size
 from ..utils.blocks import BlockFolder, Entry, Fingerprint
 from ..utils.blocks import Progress as BlockProgress
 from ..utils.process import SINGLE, Rank
-from .config import DataConfig, LatentConfig, TextConfig
-from .dataset import Captions, ImageSet, Part, Progress, open_parts
+from .batches import ImageSet
+from .config import DataConfig, DataError, LatentConfig, TextConfig
+from .decode import BrokenImages, Part, Progress, open_parts
 from .encoders import LatentEncoder, TextEncoder, repeatable
-from .errors import BrokenImages, DataError
 from .prepared import (
     EMPTY,
     HASH_OF,
@@ -33,11 +33,11 @@ from .prepared import (
     check_fingerprint,
     contents_of,
     encoder_hashes,
-    images_fingerprint,
     key_of,
     pack,
     parts_to_encode,
 )
+from .sources import Captions, images_fingerprint
 
 ENCODED_ROWS = 256
 # Decoded images take little time each, and a file for a few of them would be small.
@@ -94,7 +94,7 @@ class Job:
         else:
             fingerprint = asked(self.data, self.text, self.latents)
             fingerprint |= contents_of(parts, pictures=self.latents is not None)
-            fingerprint |= encoder_hashes(self.text, self.latents, download=True)
+            fingerprint |= encoder_hashes(fingerprint, download=True)
         return fingerprint | {"shard_rows": self.rows_together()}
 
 
@@ -120,13 +120,10 @@ def prepare(
     fingerprint, folder = job.fingerprint(parts), PreparedFolder(job, parts, rank)
     if job.images_only:
         check_space(job, folder.total)
-        for part in parts:
-            # Labels and captions are refused before anything is decoded.
-            part.annotations(part.rows)
     before = folder.index()
     if before is not None:
         check_fingerprint(job.folder, before.fingerprint, fingerprint, "choose another --out, or remove it first")
-    blocks = {name: range(len(rows)) for name, (_, rows) in folder.blocks.items()}
+    blocks = {name: range(len(part)) for name, part in folder.blocks.items()}
     show = progress or (lambda done, total: None)
     whole: BlockProgress = lambda done, total: show(round(done), total)  # noqa: E731
     with repeatable():
@@ -144,13 +141,13 @@ class PreparedFolder(BlockFolder):
 
     def __init__(self, job: Job, parts: Sequence[Part], rank: Rank) -> None:
         super().__init__(job.folder)
-        self.job, self.rank, self.total = job, rank, sum(len(part.rows) for part in parts)
-        self.blocks: dict[str, tuple[Part, Sequence[int]]] = {} if job.text is None else {EMPTY: (parts[0], ())}
+        self.job, self.rank, self.total = job, rank, sum(map(len, parts))
+        self.blocks = {} if job.text is None else {EMPTY: parts[0].take(slice(0))}
         self.entries: Mapping[str, Entry] = {}
         size = job.rows_together()
         for name, part in zip(PARTS, parts, strict=True):
-            for place, start in enumerate(range(0, len(part.rows), size)):
-                self.blocks[f"{name}-{place:05d}"] = part, part.rows[start : start + size]
+            for place, start in enumerate(range(0, len(part), size)):
+                self.blocks[f"{name}-{place:05d}"] = part.take(slice(start, start + size))
 
     @cached_property
     def encoder(self) -> BlockEncoder:
@@ -158,22 +155,19 @@ class PreparedFolder(BlockFolder):
 
     def make(self, name: str, numbers: range, report: Report) -> None:
         """Make a block; where images are needed, those that cannot be read are left out and named in its entry."""
-        part, rows = self.blocks[name]
-        broken = BrokenImages(self.job.data.source)
+        part, job, done = self.blocks[name], self.job, count(1)
+        broken, rows = BrokenImages(job.data.source), len(part)
         if name == EMPTY:
             tensors = {"text": self.encoder.features([""], report)}
-        elif self.job.latents is None and self.job.text is not None:
-            tensors = self.encoder.encode_captions(part.annotations(rows).captions or (), report)
+        elif job.latents is None and job.text is not None:
+            tensors = self.encoder.encode_captions(part.captions or (), report)
         else:
-            done = count(1)
             # Decoding takes long where nothing is encoded; otherwise it is the encoding that is reported.
-            decoded = (lambda: report(next(done) / len(rows))) if self.job.images_only else (lambda: None)
-            images = part.decode(rows, broken, decoded)
+            images = part.decode(broken, (lambda: report(next(done) / len(part))) if job.images_only else lambda: None)
             if broken.found:
-                ours = Entry({}, len(images), dict(broken.found))
-                self.broken([*self.other_entries(name), ours]).check(self.total)
-            rows, tensors = range(len(images)), self.encoder.encode(images, report)
-        self.add(name, tensors, rows=len(rows), broken=dict(broken.found))
+                self.broken([*self.other_entries(name), Entry({}, len(images), dict(broken.found))]).check(self.total)
+            rows, tensors = len(images), self.encoder.encode(images, report)
+        self.add(name, tensors, rows=rows, broken=dict(broken.found))
 
     def other_entries(self, name: str) -> list[Entry]:
         """Those of all other blocks that are finished, by whichever process."""

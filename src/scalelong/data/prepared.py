@@ -9,7 +9,6 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -18,16 +17,14 @@ import torch
 from torch import Tensor
 
 from ..utils.atomic import Damaged
-from ..utils.blocks import BlockFolder, Entry, Fingerprint, short_hash
+from ..utils.blocks import BlockFolder, Entry, Fingerprint
 from ..utils.process import keyed_generator
 from ..utils.tensors import import_safetensors
-from .batches import Picked, caption_of
-from .config import DataConfig, LatentConfig, TextConfig
-from .dataset import Captions, ImageSet, Part, open_parts, spread
-from .decode import open_picture
+from .batches import ImageSet, Picked, caption_of
+from .config import DataConfig, DataError, LatentConfig, TextConfig
+from .decode import Part, open_parts, open_picture, spread
 from .encoders import fingerprint_of, latents_from, locate
-from .errors import DataError
-from .sources import source_hash
+from .sources import Captions, short_hash
 
 PARTS = ("train", "validation")
 # The block with the features of the empty caption.
@@ -40,7 +37,7 @@ HASHED_BYTES = 4 << 30
 # A hash says more than the name beside it: the same contents may lie somewhere else.
 HASH_OF = {"data.source": "data.hash", "text.encoder": "text.hash", "latents.autoencoder": "latents.hash"}
 # What cannot always be known where the data is read.
-UNSURE = (*HASH_OF.values(), *(f"data.{part}_rows" for part in PARTS))
+UNSURE = ("data.source", "shard_rows", *HASH_OF.values(), *(f"data.{part}_rows" for part in PARTS))
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,8 @@ def open_prepared(
     Without latents, `images` are those that the features belong to, to train on and for validation. An encoder that is
     not here is compared by its name, and so is a source on the hub; with latents neither is needed.
     """
-    now = asked(data, text, latents) | encoder_hashes(text, latents, download=False)
+    now = asked(data, text, latents)
+    now |= encoder_hashes(now, download=False)
     if latents is None:
         # The captions of the images that were given are compared instead.
         del now["data.source"]
@@ -85,9 +83,7 @@ def read_folder(
     index = store.index()
     if index is None:
         raise DataError(f"there is no prepared data in {store.path}: run `scalelong prepare` first, with this recipe")
-    compared = index.fingerprint.keys() - {"shard_rows", "data.source"} | now.keys()
-    before = {key: value for key, value in index.fingerprint.items() if key in compared}
-    check_fingerprint(store.path, before, now, AGAIN)
+    check_fingerprint(store.path, index.fingerprint, now, AGAIN)
     if index.entries is None:
         raise DataError(f"{store.path} is not finished: {AGAIN}, it resumes where it was stopped")
     small = sum(entry.bytes for entry in index.entries.values()) <= HASHED_BYTES
@@ -238,17 +234,6 @@ def key_of(captions: Captions) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def images_fingerprint(data: DataConfig) -> Fingerprint:
-    """What the decoded images of a recipe depend on; nothing is read for it but the names of the files."""
-    keys = ["config", "train_split", "validation_split", "validation_count", "image_size", "channels", "fit"]
-    keys += ["image_column", "label_column", "caption_column"]
-    path = Path(data.source).expanduser()
-    # Relative to where the command was given, of which there are many.
-    source = str(path.absolute()) if path.exists() or "*" in data.source else data.source
-    fingerprint: Fingerprint = {"data.source": source, "data.files": source_hash(data.source, data.config)}
-    return fingerprint | {f"data.{key}": getattr(data, key) for key in keys}
-
-
 def asked(data: DataConfig, text: TextConfig | None, latents: LatentConfig | None) -> Fingerprint:
     """The keys of a recipe that change what is prepared; latents are stored unscaled, so the scale is none of them."""
     keys = ["source", "train_split", "validation_split", "validation_count"]
@@ -261,15 +246,17 @@ def asked(data: DataConfig, text: TextConfig | None, latents: LatentConfig | Non
     return fingerprint | ({} if latents is None else {"latents.autoencoder": latents.autoencoder})
 
 
-def encoder_hashes(text: TextConfig | None, latents: LatentConfig | None, *, download: bool) -> Fingerprint:
-    """None for an encoder that is not here, unless it is to be downloaded: training can do without it."""
-    named = {} if text is None else {"text.encoder": text.encoder}
-    named |= {} if latents is None else {"latents.autoencoder": latents.autoencoder}
-    hashes: Fingerprint = dict.fromkeys(HASH_OF[key] for key in named)
-    for key, name in named.items():
-        # Without a download, an encoder that is not here stays unknown.
-        with suppress(*() if download else (DataError,)):
-            hashes[HASH_OF[key]] = fingerprint_of(locate(name, key, download=download))
+def encoder_hashes(now: Fingerprint, *, download: bool) -> Fingerprint:
+    """Those of a recipe's encoders; None for one that is not here, unless it is to be downloaded."""
+    hashes: Fingerprint = {}
+    for key in [key for key in ("text.encoder", "latents.autoencoder") if key in now]:
+        try:
+            hashes[HASH_OF[key]] = fingerprint_of(locate(now[key], key, download=download))
+        except DataError:
+            if download:
+                raise
+            # Training can do without it.
+            hashes[HASH_OF[key]] = None
     return hashes
 
 
@@ -284,13 +271,12 @@ def parts_to_encode(data: DataConfig, text: TextConfig | None, latents: bool, cl
 
 def contents_of(parts: Sequence[Part], *, pictures: bool) -> Fingerprint:
     """How many rows there are, and a hash of all their labels and captions and of a few pictures."""
-    counts: Fingerprint = {f"data.{name}_rows": len(part.rows) for name, part in zip(PARTS, parts, strict=True)}
+    counts: Fingerprint = {f"data.{name}_rows": len(part) for name, part in zip(PARTS, parts, strict=True)}
     digest = hashlib.sha256()
     for part in parts:
-        known = part.annotations(part.rows)
-        labels = None if known.labels is None else known.labels.tolist()
-        digest.update(json.dumps([list(part.rows), labels, known.captions]).encode())
-        sampled = [part.rows[place] for place in spread(len(part.rows), SAMPLED_PICTURES)] if pictures else []
+        labels = None if part.labels is None else part.labels.tolist()
+        digest.update(json.dumps([list(part.rows), labels, part.captions]).encode())
+        sampled = [part.rows[place] for place in spread(len(part), SAMPLED_PICTURES)] if pictures else []
         for row in part.table.rows(sampled):
             try:
                 with open_picture(row[part.config.image_column]) as picture:
@@ -305,13 +291,13 @@ def check_fingerprint(folder: Path, before: Fingerprint, now: Fingerprint, advic
 
     >>> check_fingerprint(Path("old"), {"data.fit": "crop"}, {"data.fit": "pad"}, "remove it")
     Traceback (most recent call last):
-    scalelong.data.errors.DataError: old was prepared for data.fit 'crop', not 'pad': remove it
+    scalelong.data.config.DataError: old was prepared for data.fit 'crop', not 'pad': remove it
     """
-    unknown = {key for key in UNSURE if now.get(key) is None}
-    skipped = unknown | {name for name, key in HASH_OF.items() if key not in unknown}
+    other = {hashed: f"other files of {name}" for name, hashed in HASH_OF.items()}
+    other["data.hash"] = "other images or captions in data.source"
     for key in {**before, **now}:
-        if key not in skipped and before.get(key) != now.get(key):
-            named = {value: f"other files of {name}" for name, value in HASH_OF.items()}
-            named["data.hash"] = "other images or captions in data.source"
-            differs = named.get(key) or f"{key} {before.get(key)!r}, not {now.get(key)!r}"
-            raise DataError(f"{folder} was prepared for {differs}: {advice}")
+        unknown = key in UNSURE and now.get(key) is None
+        if unknown or now.get(HASH_OF.get(key, "")) is not None or before.get(key) == now.get(key):
+            continue
+        differs = other.get(key) or f"{key} {before.get(key)!r}, not {now.get(key)!r}"
+        raise DataError(f"{folder} was prepared for {differs}: {advice}")
