@@ -172,29 +172,25 @@ def check_labels(labels: Tensor, names: Sequence[str], classes: int | None) -> N
 
 
 def read_captions(values: Sequence[Any], names: Sequence[str], column: str) -> tuple[Captions, ...]:
-    """The captions of each row, of which none is empty."""
-    captions = tuple(map(as_captions, values))
-    wrong = [name for name, several in zip(names, captions, strict=True) if several is None]
+    """The captions of each row, a text or several, of which none is empty.
+
+    >>> read_captions(["a dog", ["a dog", "an animal"]], ["row 0", "row 1"], "the column 'text'")
+    (('a dog',), ('a dog', 'an animal'))
+    """
+    rows: list[Any] = [(value,) if value is None or isinstance(value, str) else value for value in values]
+    wrong = [name for name, row in zip(names, rows, strict=True) if not are_texts(row)]
     if wrong:
         raise DataError(f"data.caption_column: {column}, not a text or a list of texts ({first_few(wrong)})")
-    found = tuple(several or () for several in captions)
-    empty = [name for name, several in zip(names, found, strict=True) if not all(map(str.strip, several or ("",)))]
+    empty = [
+        name for name, row in zip(names, rows, strict=True) if not all(text and text.strip() for text in row or [""])
+    ]
     if empty:
         raise DataError(f"data.caption_column: there are empty captions ({first_few(empty)})")
-    return found
+    return tuple(map(tuple, rows))
 
 
-def as_captions(value: Any) -> Captions | None:
-    """A row's captions; None if it holds something else than texts.
-
-    >>> as_captions("a dog"), as_captions(["a dog", "an animal"]), as_captions(None), as_captions(3)
-    (('a dog',), ('a dog', 'an animal'), (), None)
-    """
-    if value is not None and not isinstance(value, (str, list, tuple)):
-        return None
-    several = (value,) if isinstance(value, str) else value or ()
-    texts = tuple("" if text is None else text for text in several)
-    return texts if all(isinstance(text, str) for text in texts) else None
+def are_texts(row: Any) -> bool:
+    return isinstance(row, (list, tuple)) and all(text is None or isinstance(text, str) for text in row)
 
 
 def images_fingerprint(data: DataConfig) -> Fingerprint:
