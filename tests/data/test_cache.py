@@ -17,8 +17,9 @@ from image_cases import config, pictures, saved, write_parquet, write_tar, write
 from prepare_cases import contents, damage, save_pictures
 
 from scalelong.data import Batches, BatchOrder, DataConfig, DataError, ImageSet, dataset, decode, load_images, prepare
+from scalelong.data.config import LatentConfig
 from scalelong.data.dataset import cache_folder, cache_root, open_images
-from scalelong.data.prepared import PreparedSet
+from scalelong.data.prepared import PreparedSet, prepared_folder
 
 CACHED = {"memory_gb": 0, "label_column": "label", "caption_column": "captions"}
 
@@ -134,17 +135,34 @@ def test_a_complete_cache_is_opened_without_the_source_even_where_the_images_fit
     assert isinstance(train, PreparedSet)
 
 
-@pytest.mark.parametrize("change", ["source", "image_size", "fit", "channels", "label_column", "validation_count"])
+CHANGES = {
+    "image_size": 5,
+    "fit": "pad",
+    "channels": 1,
+    "label_column": None,
+    "validation_count": 3,
+    "box": [0, 0, 9, 9],
+}
+
+
+@pytest.mark.parametrize("change", ["source", *CHANGES])
 def test_other_images_have_a_folder_of_their_own(source: Path, change: str) -> None:
     settings = config(source, **CACHED)
     before = cache_folder(settings)
-    others = {"image_size": 5, "fit": "pad", "channels": 1, "label_column": None, "validation_count": 3}
     if change == "source":
         save_pictures(source, 120, seed=1)
     else:
-        settings = settings.model_copy(update={change: others[change]})
+        settings = settings.model_copy(update={change: CHANGES[change]})
     assert cache_folder(settings) != before
     assert cache_folder(settings).parent == cache_root() / "images"
+
+
+def test_a_folder_without_a_box_has_the_name_it_had_before_there_were_boxes() -> None:
+    settings = DataConfig(source="sklearn:digits", image_size=8, channels=1, label_column="label")
+    assert cache_folder(settings).name == "sklearn-digits-22853360"
+    assert prepared_folder("mine", settings, None, LatentConfig(autoencoder="owner/name")) == Path(
+        "prepared/mine-7ca87833"
+    )
 
 
 def test_the_folder_follows_a_file_that_is_added_to_an_image_folder(tmp_path: Path) -> None:

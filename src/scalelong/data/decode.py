@@ -209,8 +209,19 @@ def to_pixels(picture: Picture, config: DataConfig) -> Tensor:
         kind = "floats" if picture.mode == "F" else "32-bit integers"
         raise ValueError(f"its pixels are {kind}, whose range is not known; save it with 8 or 16 bits")
     picture = opaque(eight_bit(ImageOps.exif_transpose(picture))).convert("L" if config.channels == 1 else "RGB")
-    pixels = torch.frombuffer(bytearray(fit(picture, config).tobytes()), dtype=torch.uint8)
+    pixels = torch.frombuffer(bytearray(fit(cut(picture, config), config).tobytes()), dtype=torch.uint8)
     return pixels.view(config.image_size, config.image_size, config.channels).permute(2, 0, 1)
+
+
+def cut(picture: Picture, config: DataConfig) -> Picture:
+    """What lies in the recipe's box."""
+    if config.box is None:
+        return picture
+    left, top, right, bottom = config.box
+    if right > picture.width or bottom > picture.height:
+        seen = f"{config.box} reaches out of {picture.width}×{picture.height}"
+        raise DataError(f"data.box: {seen}; choose a smaller box, or null to take whole images")
+    return picture.crop((left, top, right, bottom))
 
 
 def eight_bit(picture: Picture) -> Picture:

@@ -26,7 +26,7 @@ from .batches import ImageSet
 from .config import DataConfig, DataError, LatentConfig, TextConfig
 from .decode import BrokenImages, Part, Progress, open_parts, open_picture, spread
 from .encoders import LatentEncoder, Report, TextEncoder, fingerprint_of, locate, repeatable
-from .sources import Captions, images_fingerprint
+from .sources import Captions, box_key, images_fingerprint
 
 PARTS = ("train", "validation")
 # The block with the features of the empty caption.
@@ -225,7 +225,7 @@ def asked(data: DataConfig, text: TextConfig | None, latents: LatentConfig | Non
     # Only where there is one, so that folders keep the names they had before there were any.
     keys += [] if data.config is None else ["config"]
     keys += [] if text is None else ["caption_column"]
-    keys += [] if latents is None else ["image_column", "label_column", "image_size", "channels", "fit"]
+    keys += [] if latents is None else ["image_column", "label_column", "image_size", "channels", "fit", *box_key(data)]
     fingerprint: Fingerprint = {f"data.{key}": getattr(data, key) for key in keys}
     fingerprint |= {} if text is None else {"text.encoder": text.encoder, "text.max_length": text.max_length}
     return fingerprint | ({} if latents is None else {"latents.autoencoder": latents.autoencoder})

@@ -196,12 +196,17 @@ def are_texts(row: Any) -> bool:
 def images_fingerprint(data: DataConfig) -> Fingerprint:
     """What the decoded images of a recipe depend on; nothing is read for it but the names of the files."""
     keys = ["config", "train_split", "validation_split", "validation_count", "image_size", "channels", "fit"]
-    keys += ["image_column", "label_column", "caption_column"]
+    keys += ["image_column", "label_column", "caption_column", *box_key(data)]
     path = local_path(data.source)
     # Relative to where the command was given, of which there are many.
     source = data.source if path is None else str(path.absolute())
     fingerprint: Fingerprint = {"data.source": source, "data.files": source_hash(data.source, data.config)}
     return fingerprint | {f"data.{key}": getattr(data, key) for key in keys}
+
+
+def box_key(data: DataConfig) -> list[str]:
+    """None without a box, so that folders keep the names they had before there were any."""
+    return [] if data.box is None else ["box"]
 
 
 def source_hash(source: str, config: str | None = None) -> str:
