@@ -157,6 +157,13 @@ def test_other_images_have_a_folder_of_their_own(source: Path, change: str) -> N
     assert cache_folder(settings).parent == cache_root() / "images"
 
 
+def test_the_folder_follows_a_file_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
+    settings = config(save_pictures(tmp_path / "some[1].parquet"))
+    before = cache_folder(settings)
+    save_pictures(tmp_path / "some[1].parquet", 12)
+    assert cache_folder(settings) != before
+
+
 def test_a_folder_without_a_box_has_the_name_it_had_before_there_were_boxes() -> None:
     settings = DataConfig(source="sklearn:digits", image_size=8, channels=1, label_column="label")
     assert cache_folder(settings).name == "sklearn-digits-22853360"

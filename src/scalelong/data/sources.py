@@ -219,7 +219,8 @@ def source_hash(source: str, config: str | None = None) -> str:
     if path is not None and path.is_dir():
         files = [(file.path[len(str(path)) :], file.stat()) for file in walk(path)]
     elif path is not None:
-        files = [(name, os.stat(name)) for name in sorted(glob.glob(str(path)))]
+        names = sorted(glob.glob(str(path))) if "*" in source else [str(path)]
+        files = [(name, os.stat(name)) for name in names]
     elif source != DIGITS:
         digest.update(str(open_builder(source, config).cache_dir).encode())
     for name, status in files:
