@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scalelong.data import DataConfig
-from scalelong.data.dataset import load_images
+from scalelong.data import DataConfig, load_images
 from scalelong.evaluation import FeatureNetwork, Figure, Reference, load_features
 from scalelong.evaluation.evaluate import figures_of
 from scalelong.evaluation.metrics import statistics_of

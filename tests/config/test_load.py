@@ -203,6 +203,13 @@ def test_what_is_not_a_recipe_is_refused_with_its_line(text: str, message: str) 
             "scaling.where=after",
             "scaling.where: must be one of 'input', 'after-norm', got 'after'; did you mean 'after-norm'?",
         ),
+        *(
+            (
+                f"data.box={box}",
+                "data.box: must be [left, top, right, bottom] with 0 ≤ left < right and 0 ≤ top < bottom, got " + box,
+            )
+            for box in ("[25, 57, 25, 185]", "[25, 185, 153, 57]", "[-1, 0, 8, 8]", "[0, 0, 8]")
+        ),
         ("optim.lr", "write it as section.key=value, for instance optim.lr=1e-3"),
         ("optim..lr=1", "write it as section.key=value, for instance optim.lr=1e-3"),
         ("=1", "write it as section.key=value, for instance optim.lr=1e-3"),

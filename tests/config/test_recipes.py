@@ -59,7 +59,7 @@ def shrink(name: str, material: Path) -> list[str]:
     sets = ["training.steps=1", "training.batch_size=4", "training.sample_every=null", "sampling.steps=2"]
     if config.data.source != "sklearn:digits":
         sets += [f"data.source={material / 'pictures.parquet'}", "data.image_column=image", "data.train_split=train"]
-        sets += ["data.validation_split=null", "data.validation_count=6", "data.fit=crop"]
+        sets += ["data.validation_split=null", "data.validation_count=6", "data.fit=crop", "data.box=null"]
     if config.text is not None:
         sets += [f"text.encoder={material / 'bert'}", "text.max_length=8", f"text.width={TEXT_WIDTH}"]
         sets += ["data.caption_column=captions"]

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from scalelong.data import DataConfig, load_images
 from scalelong.data.config import LatentConfig, TextConfig
-from scalelong.data.prepare import BlockEncoder, Job, prepare
+from scalelong.data.encoders import LatentEncoder, TextEncoder
+from scalelong.data.prepare import Job, prepare
 from scalelong.data.prepared import PreparedData, open_prepared
 from scalelong.utils.blocks import BlockFolder
 from scalelong.utils.process import Rank
@@ -154,7 +155,7 @@ def open_job(job: Job, **changes: Any) -> PreparedData:
     job = replace(job, **changes)
     loaded = load_images(job.data) if job.latents is None else None
     images = None if loaded is None else (loaded.train, loaded.validation)
-    return open_prepared(job.folder, job.data, job.text, job.latents, images=images)
+    return open_prepared(job, images=images)
 
 
 def seeds(count: int, first: int = 0) -> Tensor:
@@ -188,7 +189,8 @@ def main(plans: list[dict[str, Any]]) -> None:
     import pyarrow.parquet  # noqa: F401
 
     job = tiny_job(Path(plans[0]["root"]), Path())
-    BlockEncoder(job.text, job.latents)
+    assert job.text is not None and job.latents is not None
+    TextEncoder(job.text), LatentEncoder(job.latents)
     hits = []
     for plan in plans:
         out, chance = Path(plan["out"]), random.Random(plan.get("seed", 0))

@@ -16,9 +16,10 @@ from filelock import FileLock, Timeout
 from image_cases import config, pictures, saved, write_parquet, write_tar, write_zip
 from prepare_cases import contents, damage, save_pictures
 
-from scalelong.data import Batches, BatchOrder, DataConfig, DataError, ImageSet, cache, dataset, load_images, prepare
-from scalelong.data.cache import cache_folder, cache_root, open_images
-from scalelong.data.prepared import PreparedSet
+from scalelong.data import Batches, BatchOrder, DataConfig, DataError, ImageSet, dataset, decode, load_images, prepare
+from scalelong.data.config import LatentConfig
+from scalelong.data.dataset import cache_folder, cache_root, open_images
+from scalelong.data.prepared import PreparedSet, prepared_folder
 
 CACHED = {"memory_gb": 0, "label_column": "label", "caption_column": "captions"}
 
@@ -35,7 +36,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "open_parts", lambda *_: pytest.fail("the source was opened again"))
+    monkeypatch.setattr(dataset, "open_parts", lambda *_: pytest.fail("the source was opened again"))
 
 
 def assert_same(found: ImageSet | PreparedSet, expected: ImageSet) -> None:
@@ -134,17 +135,41 @@ def test_a_complete_cache_is_opened_without_the_source_even_where_the_images_fit
     assert isinstance(train, PreparedSet)
 
 
-@pytest.mark.parametrize("change", ["source", "image_size", "fit", "channels", "label_column", "validation_count"])
+CHANGES = {
+    "image_size": 5,
+    "fit": "pad",
+    "channels": 1,
+    "label_column": None,
+    "validation_count": 3,
+    "box": [0, 0, 9, 9],
+}
+
+
+@pytest.mark.parametrize("change", ["source", *CHANGES])
 def test_other_images_have_a_folder_of_their_own(source: Path, change: str) -> None:
     settings = config(source, **CACHED)
     before = cache_folder(settings)
-    others = {"image_size": 5, "fit": "pad", "channels": 1, "label_column": None, "validation_count": 3}
     if change == "source":
         save_pictures(source, 120, seed=1)
     else:
-        settings = settings.model_copy(update={change: others[change]})
+        settings = settings.model_copy(update={change: CHANGES[change]})
     assert cache_folder(settings) != before
     assert cache_folder(settings).parent == cache_root() / "images"
+
+
+def test_the_folder_follows_a_file_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
+    settings = config(save_pictures(tmp_path / "some[1].parquet"))
+    before = cache_folder(settings)
+    save_pictures(tmp_path / "some[1].parquet", 12)
+    assert cache_folder(settings) != before
+
+
+def test_a_folder_without_a_box_has_the_name_it_had_before_there_were_boxes() -> None:
+    settings = DataConfig(source="sklearn:digits", image_size=8, channels=1, label_column="label")
+    assert cache_folder(settings).name == "sklearn-digits-22853360"
+    assert prepared_folder("mine", settings, None, LatentConfig(autoencoder="owner/name")) == Path(
+        "prepared/mine-7ca87833"
+    )
 
 
 def test_the_folder_follows_a_file_that_is_added_to_an_image_folder(tmp_path: Path) -> None:
@@ -215,7 +240,7 @@ def test_labels_and_captions_are_refused_before_anything_is_decoded(
     settings = config(source, **CACHED)
     if cached:
         open_images(settings, classes=3)
-    monkeypatch.setattr(dataset, "decode", lambda *_: pytest.fail("an image was decoded"))
+    monkeypatch.setattr(decode, "decode", lambda *_: pytest.fail("an image was decoded"))
     message = r"data.label_column: labels must lie in 0 … 1 \((row|image) \d+: 2, .*\)"
     with pytest.raises(DataError, match=message):
         open_images(settings, classes=2)
@@ -276,12 +301,12 @@ OPEN = """
 import json, re, resource, sys, time
 import torch
 from pathlib import Path
-from scalelong.data import DataConfig, cache
+from scalelong.data import DataConfig, dataset
 def memory(): return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 config = DataConfig(**json.loads(sys.argv[1]))
-cache.open_parts = lambda *_: sys.exit("the source was opened again")
+dataset.open_parts = lambda *_: sys.exit("the source was opened again")
 before, started = memory(), time.monotonic()
-train, validation = cache.open_images(config)
+train, validation = dataset.open_images(config)
 opened, seconds = memory() - before, time.monotonic() - started
 train.pick(torch.randint(len(train), (256,)), torch.zeros(256, dtype=torch.int64))
 print(json.dumps([len(train), seconds, opened]))

@@ -57,7 +57,7 @@ def test_the_command_fills_the_folder_of_the_recipe_and_says_what_comes_next(
     assert last.startswith(f"finished: {folder}, 18 rows to train on and 6 for validation, ")
     assert last.endswith(f"To train: scalelong train {recipe}")
     images = load_images(config.data)
-    prepared = open_prepared(folder, config.data, config.text, None, images=(images.train, images.validation))
+    prepared = open_prepared(Job(config.data, config.text, None, folder), images=(images.train, images.validation))
     assert len(prepared.train) == 18
 
 

@@ -86,6 +86,41 @@ def test_padding_refuses_a_picture_that_is_too_large_and_names_it() -> None:
         decode("row 3", saved(pictures(1, size=7)[0]), config("anywhere", fit="pad"))
 
 
+def test_a_box_is_cut_out_before_the_picture_is_fitted() -> None:
+    whole = torch.randint(0, 256, (3, 12, 10), dtype=torch.uint8)
+    assert torch.equal(as_loaded(picture_of(whole), box=[1, 5, 7, 11]), whole[:, 5:11, 1:7])
+    # Of a box that is no square, the centre is kept.
+    assert torch.equal(as_loaded(picture_of(whole), box=[0, 2, 10, 8]), whole[:, 2:8, 2:8])
+    edge = as_loaded(picture_of(whole), box=[6, 8, 10, 12], fit="pad")
+    assert torch.equal(edge[:, 1:5, 1:5], whole[:, 8:, 6:])
+
+
+def test_a_box_is_that_of_the_upright_picture() -> None:
+    upright = torch.randint(0, 256, (3, 10, 8), dtype=torch.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = saved(picture_of(upright).transpose(ORIENTATIONS[6]), exif=exif)
+    assert torch.equal(loaded(stored, box=[1, 3, 7, 9]), upright[:, 3:9, 1:7])
+
+
+def test_the_box_of_celeba_gives_the_face_that_uvit_and_ddim_train_on() -> None:
+    from scalelong.config import load_recipe
+
+    whole = picture_of(torch.randint(0, 256, (3, 218, 178), dtype=torch.uint8))
+    # 64 pixels to each side of column 89, row 121.
+    face = whole.crop((89 - 64, 121 - 64, 89 + 64, 121 + 64)).resize((64, 64), Image.Resampling.BICUBIC)
+    for name in ("celeba64-uvit-s4", "celeba64-unet"):
+        assert torch.equal(to_pixels(whole, load_recipe(name).data), pixels_of(face))
+
+
+@pytest.mark.parametrize(("box", "size"), [([0, 0, 8, 7], "7×7"), ([0, 0, 7, 8], "7×7")])
+def test_a_picture_that_does_not_contain_the_box_is_named(box: list[int], size: str) -> None:
+    message = f"data.box: {box} reaches out of {size}; choose a smaller box, or null to take whole images (row 3)"
+    with pytest.raises(DataError) as caught:
+        decode("row 3", saved(pictures(1, size=7)[0]), config("anywhere", box=box))
+    assert str(caught.value) == message
+
+
 @pytest.mark.parametrize(
     "picture",
     [Image.new("L", (6, 6), 77), Image.new("LA", (6, 6), (77, 255)), Image.new("I;16", (6, 6), 77 * 256 + 99)],

@@ -35,6 +35,7 @@ MakeJob = Callable[[str], Job]
     [
         ("data", {"image_size": 8}, "data.image_size 16, not 8"),
         ("data", {"fit": "pad"}, "data.fit 'crop', not 'pad'"),
+        ("data", {"box": [0, 0, 16, 9]}, r"data.box None, not \[0, 0, 16, 9\]"),
         ("data", {"label_column": None}, "data.label_column 'label', not None"),
         ("data", {"validation_count": 7}, "data.validation_count 6, not 7"),
         ("text", {"max_length": 9}, "text.max_length 8, not 9"),

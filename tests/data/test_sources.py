@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from image_cases import config, encoded, pictures, pixels_of, saved, stacked, write_parquet, write_tar, write_zip
 
 from scalelong.data import DataError, load_images
+from scalelong.data.dataset import open_images
+from scalelong.data.prepare import Job, prepare
 
 
 @pytest.mark.parametrize("layout", ["struct", "binary"])
@@ -146,6 +149,20 @@ def test_a_source_that_is_not_there_is_named(
     with pytest.raises(DataError) as caught:
         load_images(config(source))
     assert str(caught.value) == message.format(cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source", ["./gone", "~/gone", "/gone", "gone.parquet", "gone/set.ZIP", "gone.tar.gz", "a/b/c"]
+)
+@pytest.mark.parametrize("how", ["memory", "cache", "prepare"])
+def test_a_path_that_is_missing_is_never_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, how: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.chdir(tmp_path)
+    settings = config(source, memory_gb=0 if how == "cache" else None)
+    with pytest.raises(DataError, match=rf"data.source: '{re.escape(source)}' was not found \(looked for /"):
+        prepare(Job(settings, None, None, tmp_path / "out")) if how == "prepare" else open_images(settings)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

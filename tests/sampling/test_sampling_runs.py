@@ -121,6 +121,21 @@ def test_an_interrupted_folder_is_absent_and_goes_on_where_it_was(
     assert visible(tmp_path) == {"images", "images.json"}
 
 
+def test_a_sampler_that_cannot_be_loaded_leaves_nothing_behind(tmp_path: Path, fresh: dict[str, bytes]) -> None:
+    def fail() -> Any:
+        raise ValueError("there is no encoder")
+
+    folder = place(tmp_path / "samples")
+    with pytest.raises(ValueError, match="there is no encoder"):
+        folder.fill(fail, Rank())
+    assert not folder.folder.parent.exists()
+    fill(place(tmp_path / "samples", 6))
+    with pytest.raises(ValueError, match="there is no encoder"):
+        folder.fill(fail, Rank())
+    assert visible(tmp_path / "samples") == {"images", "images.json"}
+    assert fill(folder) == [range(4, 8), range(8, 10)] and contents(folder.folder) == fresh
+
+
 def test_a_block_of_which_files_are_missing_or_damaged_is_drawn_again(tmp_path: Path, fresh: dict[str, bytes]) -> None:
     folder = place(tmp_path)
     with pytest.raises(Interrupted):

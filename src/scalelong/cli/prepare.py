@@ -11,7 +11,7 @@ import typer
 from .console import Overrides, Recipe, set_options, shown_progress
 
 if TYPE_CHECKING:
-    from ..data.errors import BrokenImages
+    from ..data.decode import BrokenImages
 
 # Enough to see what is wrong; the index has them all.
 NAMED = 20

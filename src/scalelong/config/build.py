@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Batches, BatchOrder, DataError, Examples, Progress
-from ..data.cache import cache_folder, open_images
+from ..data.dataset import cache_folder, open_images
+from ..data.prepare import Job
 from ..data.prepared import open_prepared, prepared_folder
 from ..diffusion import DiffusionProcess, build_schedule
 from ..diffusion.guidance import NOTHING, Condition, Conditioning
@@ -185,7 +186,8 @@ def open_inputs(
     if images is not None and config.text is None:
         (train, validation), empty_text = images, None
     else:
-        prepared = open_prepared(prepared_place(config), config.data, config.text, config.latents, images=images)
+        job = Job(config.data, config.text, config.latents, prepared_place(config))
+        prepared = open_prepared(job, images=images)
         train, validation, empty_text = prepared.train, prepared.validation, prepared.empty_text
         check_width(config, empty_text)
     order = BatchOrder(len(train), config.training.batch_size, config.seed)

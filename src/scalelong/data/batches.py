@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
@@ -44,6 +45,27 @@ def caption_of(seed: int, count: int) -> int:
     """
     # Seeds are uniform below 2^63, so that the remainder favours no caption that could be noticed.
     return seed % count
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images in memory, perhaps with labels and captions. Shape: images (N, C, H, W), uint8; labels (N,), int64."""
+
+    images: Tensor
+    labels: Tensor | None = None
+    captions: Sequence[tuple[str, ...]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pick(self, indices: Tensor, seeds: Tensor) -> Picked:
+        """Some of the images, with one caption chosen for each. Shape: (B,), (B,) → (B, C, H, W)."""
+        labels = None if self.labels is None else self.labels.index_select(0, indices)
+        captions = None
+        if self.captions is not None:
+            chosen = zip((self.captions[index] for index in indices.tolist()), seeds.tolist(), strict=True)
+            captions = tuple(several[caption_of(seed, len(several))] for several, seed in chosen)
+        return Picked(self.images.index_select(0, indices), labels, captions=captions)
 
 
 @dataclass(frozen=True)

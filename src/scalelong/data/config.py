@@ -1,10 +1,30 @@
-"""What a recipe says about its images, and about the frozen networks that encode images and captions."""
+"""What a recipe says about its images and the frozen networks that encode them, and the error where it is not so."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+
+class DataError(ValueError):
+    """The data is not there, or not as the recipe says."""
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def check_box(box: list[int]) -> list[int]:
+    if len(box) != 4 or not (0 <= box[0] < box[2] and 0 <= box[1] < box[3]):
+        raise PydanticCustomError(
+            "box", "must be [left, top, right, bottom] with 0 ≤ left < right and 0 ≤ top < bottom"
+        )
+    return box
+
+
+Box = Annotated[list[int], AfterValidator(check_box)]
 
 
 class DataConfig(BaseModel):
@@ -22,6 +42,9 @@ class DataConfig(BaseModel):
     image_size: int = Field(gt=0)
     channels: Literal[1, 3] = 3
     """3 = colour (grey images are repeated), 1 = grey (colour images lose their colour)."""
+    box: Box | None = None
+    """[left, top, right, bottom] in pixels: what is cut out of each upright image before it is fitted; null = nothing
+    is cut. An image that does not contain it is an error."""
     fit: Literal["crop", "pad"] = "crop"
     """crop: the shorter side is resized to image_size and the centre kept; pad: a black frame, and no resizing."""
     flip: bool = False

@@ -1,45 +1,24 @@
-"""The images of a dataset: which rows are trained on, which are for validation, and what their columns hold."""
+"""Where a recipe's images are: in memory where they fit, else decoded once into the image cache on the disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import os
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from ..utils.atomic import Busy, locked
+from ..utils.blocks import POLL_SECONDS, BlockError, BlockFolder, Fingerprint
+from .batches import ImageSet
+from .config import DataConfig, DataError
+from .decode import BrokenImages, Part, Progress, open_parts
+from .prepare import Job, prepare
+from .prepared import PreparedSet, read_folder
+from .sources import check_labels, images_fingerprint, short_hash
 
-from .batches import Picked, caption_of
-from .config import DataConfig
-from .decode import decode, ordered_map, row_name
-from .errors import BrokenImages, DataError, closest_of, first_few
-from .sources import Table, open_tables, pick_split
-
-# Called with the number of decoded images and their total.
-Progress = Callable[[int, int], None]
-
-Captions = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """Images in memory, perhaps with labels and captions. Shape: images (N, C, H, W), uint8; labels (N,), int64."""
-
-    images: Tensor
-    labels: Tensor | None = None
-    captions: Sequence[Captions] | None = None
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def pick(self, indices: Tensor, seeds: Tensor) -> Picked:
-        """Some of the images, with one caption chosen for each. Shape: (B,), (B,) → (B, C, H, W)."""
-        labels = None if self.labels is None else self.labels.index_select(0, indices)
-        captions = None
-        if self.captions is not None:
-            chosen = zip((self.captions[index] for index in indices.tolist()), seeds.tolist(), strict=True)
-            captions = tuple(several[caption_of(seed, len(several))] for several, seed in chosen)
-        return Picked(self.images.index_select(0, indices), labels, captions=captions)
+# How much of the free memory images may take: the rest is for the network, and for what else is running.
+MEMORY_PART = 0.5
 
 
 class ImageData(NamedTuple):
@@ -47,6 +26,25 @@ class ImageData(NamedTuple):
 
     train: ImageSet
     validation: ImageSet
+
+
+Images = ImageData | tuple[PreparedSet, PreparedSet]
+
+
+def open_images(config: DataConfig, *, classes: int | None = None, progress: Progress | None = None) -> Images:
+    """The images to train on and those for validation, from memory or from the image cache, which is filled if need be.
+
+    What they are does not depend on where they are. Raises DataError as `load_images` does, and where neither the
+    memory nor the disk can hold them.
+    """
+    fingerprint = images_fingerprint(config)
+    folder = cache_folder(config, fingerprint)
+    if (cached := read_cache(folder, fingerprint, classes)) is not None:
+        return cached
+    parts = open_parts(config, classes)
+    if fits_in_memory(sum(map(len, parts)), config):
+        return decode_parts(parts, progress)
+    return fill_cache(Job(config, None, None, folder, classes), parts, fingerprint, progress)
 
 
 def load_images(config: DataConfig, *, classes: int | None = None, progress: Progress | None = None) -> ImageData:
@@ -64,10 +62,7 @@ def load_images(config: DataConfig, *, classes: int | None = None, progress: Pro
 
 def decode_parts(parts: Sequence[Part], progress: Progress | None = None) -> ImageData:
     """All images of both parts, in memory."""
-    # Labels and captions of both are checked before the first image is decoded.
-    annotations = [part.annotations(part.rows) for part in parts]
-    source, total, done = parts[0].config.source, sum(len(part.rows) for part in parts), 0
-    broken = BrokenImages(source)
+    broken, total, done = BrokenImages(parts[0].config.source), sum(map(len, parts)), 0
 
     def count() -> None:
         nonlocal done
@@ -75,143 +70,69 @@ def decode_parts(parts: Sequence[Part], progress: Progress | None = None) -> Ima
         if progress is not None:
             progress(done, total)
 
-    sets = [part.decode(part.rows, broken, count, notes) for part, notes in zip(parts, annotations, strict=True)]
+    sets = [part.decode(broken, count) for part in parts]
     broken.check(total)
     broken.report(total)
     return ImageData(*sets)
 
 
-@dataclass(frozen=True)
-class Annotations:
-    """The labels and captions of some rows, where the recipe asks for them. Shape: labels (N,), int64."""
+def fits_in_memory(images: int, config: DataConfig) -> bool:
+    """Whether so many decoded images may be held in memory."""
+    size = images * prod(config.image_shape)
+    if config.memory_gb is not None:
+        return size <= config.memory_gb * 1e9
+    import psutil
 
-    labels: Tensor | None
-    captions: tuple[Captions, ...] | None
-
-
-@dataclass(frozen=True)
-class Part:
-    """The rows of a table to train on, or those for validation, with the columns that `config` names."""
-
-    table: Table
-    rows: Sequence[int]
-    config: DataConfig
-    classes: int | None = None
-
-    def annotations(self, rows: Sequence[int]) -> Annotations:
-        """What some rows have beside their images; raises DataError where labels or captions cannot be used."""
-        names, table, labels, captions = [f"row {row}" for row in rows], self.table, None, None
-        if (column := self.config.label_column) is not None:
-            labels = read_labels(table.values(column, rows), names, self.classes, table.describe(column))
-        if (column := self.config.caption_column) is not None:
-            captions = read_captions(table.values(column, rows), names, table.describe(column))
-        return Annotations(labels, captions)
-
-    def decode(
-        self,
-        rows: Sequence[int],
-        broken: BrokenImages,
-        count: Callable[[], None] = lambda: None,
-        annotations: Annotations | None = None,
-    ) -> ImageSet:
-        """Decode in several threads; what cannot be read is left out and added to `broken`."""
-        known, config = annotations or self.annotations(rows), self.config
-        pictures = (raw[config.image_column] for raw in self.table.rows(rows))
-        named = ((row_name(f"row {row}", picture), picture) for row, picture in zip(rows, pictures, strict=True))
-        images = torch.empty(len(rows), *config.image_shape, dtype=torch.uint8)
-        kept: list[int] = []
-        decoded = ordered_map(lambda pair: (pair[0], decode(*pair, config)), named, config.workers)
-        for position, (name, pixels) in enumerate(decoded):
-            if isinstance(pixels, str):
-                broken.found.append((name, pixels))
-            else:
-                # Without gaps: to close one later would take the memory of all images again.
-                images[len(kept)] = pixels
-                kept.append(position)
-            count()
-        labels = None if known.labels is None else known.labels[kept]
-        captions = None if known.captions is None else tuple(known.captions[row] for row in kept)
-        return ImageSet(images[: len(kept)], labels, captions)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return size <= psutil.virtual_memory().available * MEMORY_PART / processes
 
 
-def open_parts(config: DataConfig, classes: int | None = None) -> list[Part]:
-    """What there is to train on, and for validation; raises DataError where a split or column does not exist."""
-    tables = open_tables(config.source, config.config)
-    train = pick_split(tables, config.train_split, "train_split")
-    size, count = len(train), config.validation_count
-    if config.validation_split is not None:
-        validation = pick_split(tables, config.validation_split, "validation_split")
-        chosen = [(train, range(size)), (validation, spread(len(validation), count))]
-    elif count < size:
-        taken = spread(size, count)
-        chosen = [(train, sorted(set(range(size)) - set(taken))), (train, taken)]
-    else:
-        taking = f"taking {count} of {size} images for validation leaves none to train on"
-        raise DataError(f"data.validation_count: {taking}")
-    return [Part(narrow(table, config), rows, config, classes) for table, rows in chosen]
+def cache_root() -> Path:
+    """`SCALELONG_CACHE`, else the user's folder for what can be made again."""
+    if named := os.environ.get("SCALELONG_CACHE"):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalelong"
 
 
-def spread(size: int, count: int) -> Sequence[int]:
-    """`count` rows (all, if there are fewer) at even distances, so that a table sorted by class gives all classes.
-
-    >>> spread(10, 4)
-    [0, 2, 5, 7]
-    """
-    count = min(size, count)
-    return [row * size // count for row in range(count)]
+def cache_folder(config: DataConfig, fingerprint: Fingerprint | None = None) -> Path:
+    """The folder of a recipe's images; its name follows everything they depend on."""
+    name = Path(config.source).stem.replace(":", "-").replace("*", "")
+    return cache_root() / "images" / f"{name}-{short_hash(fingerprint or images_fingerprint(config))}"
 
 
-def narrow(table: Table, config: DataConfig) -> Table:
-    """The table with the recipe's columns only; raises DataError where there are none of these names."""
-    keys = ("image_column", "label_column", "caption_column")
-    named = {key: name for key in keys if (name := getattr(config, key)) is not None}
-    for key, name in named.items():
-        if name not in table.columns:
-            raise DataError(f"data.{key}: there is no column {name!r}{closest_of(name, table.columns)}")
-    image, *others = named.values()
-    return table.narrow(image, others)
-
-
-def read_labels(values: Sequence[Any], names: Sequence[str], classes: int | None, column: str) -> Tensor:
-    """Whole numbers, each that of a class; `column` says what the column holds. Shape: (len(values),), int64."""
-    wrong = [name for name, value in zip(names, values, strict=True) if not isinstance(value, int)]
-    if wrong:
-        raise DataError(f"data.label_column: {column}, not whole numbers ({first_few(wrong)})")
-    labels = torch.tensor(values, dtype=torch.int64)
-    check_labels(labels, names, classes)
-    return labels
-
-
-def check_labels(labels: Tensor, names: Sequence[str], classes: int | None) -> None:
-    """Raise where a label is not that of a class, or is negative."""
-    outside = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
-    if outside.any():
-        few = first_few([f"{names[row]}: {labels[row]}" for row in outside.nonzero().flatten().tolist()])
-        allowed = "must not be negative" if classes is None else f"must lie in 0 … {classes - 1}"
-        raise DataError(f"data.label_column: labels {allowed} ({few})")
-
-
-def read_captions(values: Sequence[Any], names: Sequence[str], column: str) -> tuple[Captions, ...]:
-    """The captions of each row, of which none is empty."""
-    captions = tuple(map(as_captions, values))
-    wrong = [name for name, several in zip(names, captions, strict=True) if several is None]
-    if wrong:
-        raise DataError(f"data.caption_column: {column}, not a text or a list of texts ({first_few(wrong)})")
-    found = tuple(several or () for several in captions)
-    empty = [name for name, several in zip(names, found, strict=True) if not all(map(str.strip, several or ("",)))]
-    if empty:
-        raise DataError(f"data.caption_column: there are empty captions ({first_few(empty)})")
-    return found
-
-
-def as_captions(value: Any) -> Captions | None:
-    """A row's captions; None if it holds something else than texts.
-
-    >>> as_captions("a dog"), as_captions(["a dog", "an animal"]), as_captions(None), as_captions(3)
-    (('a dog',), ('a dog', 'an animal'), (), None)
-    """
-    if value is not None and not isinstance(value, (str, list, tuple)):
+def read_cache(folder: Path, fingerprint: Fingerprint, classes: int | None) -> Images | None:
+    """What is in the cache; None if it is not complete, or damaged. The source is not opened."""
+    if not folder.is_dir():
         return None
-    several = (value,) if isinstance(value, str) else value or ()
-    texts = tuple("" if text is None else text for text in several)
-    return texts if all(isinstance(text, str) for text in texts) else None
+    try:
+        data = read_folder(BlockFolder(folder), fingerprint)
+    except (DataError, BlockError):
+        return None
+    if classes is not None:
+        for labels in (*data.train.blocks.columns("labels"), *data.validation.blocks.columns("labels")):
+            check_labels(labels, [f"image {number}" for number in range(len(labels))], classes)
+    return data.train, data.validation
+
+
+def fill_cache(job: Job, parts: list[Part], fingerprint: Fingerprint, progress: Progress | None) -> Images:
+    """Decode the images into the cache, and open it; one process of the machine does, others show how far it is."""
+    lock, total = job.folder.with_name(f"{job.folder.name}.lock"), sum(map(len, parts))
+    while True:
+        try:
+            with locked(lock, "another process decodes", wait=POLL_SECONDS):
+                if (cached := read_cache(job.folder, fingerprint, job.classes)) is None:
+                    made = prepare(job, progress=progress, parts=parts)
+                    assert made is not None, "this is the only process"
+                    made.broken.report(total)
+                    cached = read_cache(job.folder, fingerprint, job.classes)
+                    assert cached is not None, "it was just made"
+                return cached
+        except Busy:
+            if progress is not None:
+                progress(min(job.rows_together() * count_blocks(job.folder), total), total)
+
+
+def count_blocks(folder: Path) -> int:
+    """How many blocks are finished; in the end the index has them all, and takes their entries away."""
+    beside, index = BlockFolder(folder).finished_names(), BlockFolder(folder).index()
+    return len(beside) if index is None or index.entries is None else len(index.entries)

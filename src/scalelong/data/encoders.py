@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..utils.atomic import sha256_of
 from .batches import to_float
-from .config import LatentConfig, TextConfig
-from .errors import DataError, first_line, import_extra
+from .config import DataError, LatentConfig, TextConfig, first_line
+from .sources import import_extra
 
 PACKAGE = "package:"
 CONFIG = "config.json"
@@ -33,6 +33,12 @@ TEXT_PARTS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel"}
 TEXT_PARTS |= {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 # Decoding 256×256 pixels takes a good part of a GB per image.
 DECODED_TOGETHER = 8
+# Fixed, because the last bits of a result depend on how many were computed together.
+IMAGES_TOGETHER = 16
+CAPTIONS_TOGETHER = 64
+
+# Called with how much is done, between 0 and 1.
+Report = Callable[[float], None]
 
 
 class TextEncoder:
@@ -81,6 +87,19 @@ class TextEncoder:
             features = self.network(**tokens).last_hidden_state * tokens["attention_mask"].unsqueeze(-1)
             return F.pad(features, (0, 0, 0, length - features.shape[1]))
 
+    def encode_all(self, captions: Sequence[str], report: Report) -> Tensor:
+        """Features of captions in half the bytes; what is lost is a part in 2000. Shape: (len(captions), L, D)."""
+        features = torch.empty(len(captions), *self.shape, dtype=torch.float16)
+        # Captions of about the same length together, because padding takes time too.
+        order = sorted(range(len(captions)), key=lambda number: len(captions[number]))
+        for start in range(0, len(captions), CAPTIONS_TOGETHER):
+            some = order[start : start + CAPTIONS_TOGETHER]
+            features[some] = self.encode([captions[number] for number in some]).cpu().half()
+            report((start + len(some)) / len(captions))
+        if not features.isfinite().all():
+            raise DataError(f"text.encoder: {self.config.encoder!r} gives features that 16 bits cannot hold")
+        return features
+
 
 class LatentEncoder:
     """An AutoencoderKL of diffusers."""
@@ -102,6 +121,16 @@ class LatentEncoder:
         with torch.inference_mode():
             posterior = self.network.encode(to_float(images.to(self.device))).latent_dist
             return torch.cat([posterior.mean, posterior.std], dim=1)
+
+    def encode_all(self, images: Tensor, report: Report) -> Tensor:
+        """As `encode`, in memory, for any number of images."""
+        height, width = (side // self.config.factor for side in images.shape[2:])
+        moments = torch.empty(len(images), 2 * self.config.channels, height, width)
+        for start in range(0, len(images), IMAGES_TOGETHER):
+            some = slice(start, start + IMAGES_TOGETHER)
+            moments[some] = self.encode(images[some]).cpu()
+            report(min(some.stop / len(images), 1))
+        return moments
 
     def decode(self, latents: Tensor) -> Tensor:
         """Images between -1 and 1 from scaled latents. Shape: (B, C, h, w) → (B, 3, H, W)."""

@@ -7,7 +7,9 @@ So neither kills nor the number of processes can be seen in the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, count
@@ -19,35 +21,25 @@ from torch import Tensor
 
 from ..utils.atomic import free_space, human_size
 from ..utils.blocks import BlockFolder, Entry, Fingerprint
-from ..utils.blocks import Progress as BlockProgress
 from ..utils.process import SINGLE, Rank
-from .config import DataConfig, LatentConfig, TextConfig
-from .dataset import Captions, ImageSet, Part, Progress, open_parts
-from .encoders import LatentEncoder, TextEncoder, repeatable
-from .errors import BrokenImages, DataError
-from .prepared import (
-    EMPTY,
-    HASH_OF,
-    PARTS,
-    asked,
-    check_fingerprint,
-    contents_of,
-    encoder_hashes,
-    images_fingerprint,
-    key_of,
-    pack,
-    parts_to_encode,
-)
+from .batches import ImageSet
+from .config import DataConfig, DataError, LatentConfig, TextConfig
+from .decode import BrokenImages, Part, Progress, open_parts, open_picture, spread
+from .encoders import LatentEncoder, Report, TextEncoder, fingerprint_of, locate, repeatable
+from .sources import Captions, box_key, images_fingerprint
 
+PARTS = ("train", "validation")
+# The block with the features of the empty caption.
+EMPTY = "empty"
 ENCODED_ROWS = 256
 # Decoded images take little time each, and a file for a few of them would be small.
 IMAGES_BYTES = 64 << 20
-# Fixed, because the last bits of a result depend on how many were computed together.
-IMAGES_TOGETHER = 16
-CAPTIONS_TOGETHER = 64
+SAMPLED_PICTURES = 16
 
-# Called with how much of a block is done, between 0 and 1.
-Report = Callable[[float], None]
+# A hash says more than the name beside it: the same contents may lie somewhere else.
+HASH_OF = {"data.source": "data.hash", "text.encoder": "text.hash", "latents.autoencoder": "latents.hash"}
+# What cannot always be known where the data is read.
+UNSURE = ("data.source", "shard_rows", *HASH_OF.values(), *(f"data.{part}_rows" for part in PARTS))
 
 
 @dataclass(frozen=True)
@@ -78,9 +70,11 @@ class Job:
 
     def open(self) -> list[Part]:
         """The rows of the source, which are checked."""
-        if self.images_only:
-            return open_parts(self.data, self.classes)
-        return parts_to_encode(self.data, self.text, self.latents is not None, self.classes)
+        if self.text is not None and self.data.caption_column is None:
+            raise DataError("data.caption_column: the recipe has a text encoder, but no column with captions to encode")
+        users = {"label_column": self.latents, "caption_column": self.text}
+        unused = {} if self.images_only else {column: None for column, user in users.items() if user is None}
+        return open_parts(self.data.model_copy(update=unused), self.classes)
 
     def rows_together(self) -> int:
         """How many rows a block has."""
@@ -94,7 +88,7 @@ class Job:
         else:
             fingerprint = asked(self.data, self.text, self.latents)
             fingerprint |= contents_of(parts, pictures=self.latents is not None)
-            fingerprint |= encoder_hashes(self.text, self.latents, download=True)
+            fingerprint |= encoder_hashes(fingerprint, download=True)
         return fingerprint | {"shard_rows": self.rows_together()}
 
 
@@ -120,17 +114,14 @@ def prepare(
     fingerprint, folder = job.fingerprint(parts), PreparedFolder(job, parts, rank)
     if job.images_only:
         check_space(job, folder.total)
-        for part in parts:
-            # Labels and captions are refused before anything is decoded.
-            part.annotations(part.rows)
     before = folder.index()
     if before is not None:
         check_fingerprint(job.folder, before.fingerprint, fingerprint, "choose another --out, or remove it first")
-    blocks = {name: range(len(rows)) for name, (_, rows) in folder.blocks.items()}
+    blocks = {name: range(len(part)) for name, part in folder.blocks.items()}
     show = progress or (lambda done, total: None)
-    whole: BlockProgress = lambda done, total: show(round(done), total)  # noqa: E731
     with repeatable():
-        folder.fill(fingerprint, blocks, folder.make, rank, whole, ignore=HASH_OF)
+        shown = lambda done, total: show(round(done), total)  # noqa: E731
+        folder.fill(fingerprint, blocks, folder.make, rank, shown, ignore=HASH_OF)
     if rank.index:
         folder.tidy(list(blocks)[rank.index :: rank.world])
         return None
@@ -144,42 +135,55 @@ class PreparedFolder(BlockFolder):
 
     def __init__(self, job: Job, parts: Sequence[Part], rank: Rank) -> None:
         super().__init__(job.folder)
-        self.job, self.rank, self.total = job, rank, sum(len(part.rows) for part in parts)
-        self.blocks: dict[str, tuple[Part, Sequence[int]]] = {} if job.text is None else {EMPTY: (parts[0], ())}
+        self.job, self.rank, self.total = job, rank, sum(map(len, parts))
+        self.blocks = {} if job.text is None else {EMPTY: parts[0].take(slice(0))}
         self.entries: Mapping[str, Entry] = {}
         size = job.rows_together()
         for name, part in zip(PARTS, parts, strict=True):
-            for place, start in enumerate(range(0, len(part.rows), size)):
-                self.blocks[f"{name}-{place:05d}"] = part, part.rows[start : start + size]
+            for place, start in enumerate(range(0, len(part), size)):
+                self.blocks[f"{name}-{place:05d}"] = part.take(slice(start, start + size))
 
     @cached_property
-    def encoder(self) -> BlockEncoder:
-        return BlockEncoder(self.job.text, self.job.latents, self.rank.index)
+    def encoders(self) -> tuple[TextEncoder | None, LatentEncoder | None]:
+        """Those that the recipe names, on this process's device."""
+        text, latents = self.job.text, self.job.latents
+        device = f"cuda:{self.rank.index % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+        return text and TextEncoder(text, device), latents and LatentEncoder(latents, device)
 
     def make(self, name: str, numbers: range, report: Report) -> None:
         """Make a block; where images are needed, those that cannot be read are left out and named in its entry."""
-        part, rows = self.blocks[name]
-        broken = BrokenImages(self.job.data.source)
-        if name == EMPTY:
-            tensors = {"text": self.encoder.features([""], report)}
-        elif self.job.latents is None and self.job.text is not None:
-            tensors = self.encoder.encode_captions(part.annotations(rows).captions or (), report)
+        (text, latents), part, broken = self.encoders, self.blocks[name], BrokenImages(self.job.data.source)
+        if text is not None and name == EMPTY:
+            rows, tensors = 0, {"text": text.encode_all([""], report)}
+        elif text is not None and latents is None:
+            rows, tensors = len(part), encode_captions(text, part.captions or (), report)
         else:
             done = count(1)
             # Decoding takes long where nothing is encoded; otherwise it is the encoding that is reported.
-            decoded = (lambda: report(next(done) / len(rows))) if self.job.images_only else (lambda: None)
-            images = part.decode(rows, broken, decoded)
+            images = part.decode(broken, lambda: report(next(done) / len(part)) if latents is None else None)
             if broken.found:
-                ours = Entry({}, len(images), dict(broken.found))
-                self.broken([*self.other_entries(name), ours]).check(self.total)
-            rows, tensors = range(len(images)), self.encoder.encode(images, report)
-        self.add(name, tensors, rows=len(rows), broken=dict(broken.found))
+                self.check_broken(name, Entry({}, len(images), dict(broken.found)))
+            rows, tensors = len(images), self.tensors_of(images, report)
+        self.add(name, tensors, rows=rows, broken=dict(broken.found))
 
-    def other_entries(self, name: str) -> list[Entry]:
-        """Those of all other blocks that are finished, by whichever process."""
-        index = self.index()
-        others = [] if index is None else [self.entry(other, index) for other in self.blocks if other != name]
-        return [entry for entry in others if entry is not None]
+    def tensors_of(self, images: ImageSet, report: Report) -> dict[str, Tensor]:
+        """The tensors of a block of n rows, whose captions are kept as words beside images, as features beside moments.
+
+        Shape: labels (n,); images (n, C, H, W), uint8, or moments (n, 2·C, h, w), float32.
+        """
+        text, latents = self.encoders
+        labels = {} if images.labels is None else {"labels": images.labels}
+        if latents is None:
+            return {"images": images.images, **labels, **({} if images.captions is None else pack(images.captions))}
+        tensors = {"moments": latents.encode_all(images.images, report), **labels}
+        # Images take longer than captions, which are not reported.
+        return tensors if text is None else tensors | encode_captions(text, images.captions or (), lambda share: None)
+
+    def check_broken(self, name: str, entry: Entry) -> None:
+        """Raise if with this block too many images of all that are finished, by whichever process, are broken."""
+        if (index := self.index()) is not None:
+            others = [self.entry(other, index) for other in self.blocks if other != name]
+            self.broken(filter(None, [*others, entry])).check(self.total)
 
     def finish(self, fingerprint: Fingerprint, entries: Mapping[str, Entry]) -> None:
         self.broken(entries.values()).check(self.total)
@@ -189,63 +193,6 @@ class PreparedFolder(BlockFolder):
     def broken(self, entries: Iterable[Entry]) -> BrokenImages:
         """The images of some blocks that could not be read."""
         return BrokenImages(self.job.data.source, [item for entry in entries for item in entry.broken.items()])
-
-
-class BlockEncoder:
-    """The encoders that a recipe needs, on this process's device, and the form in which their results are kept."""
-
-    def __init__(self, text: TextConfig | None, latents: LatentConfig | None, rank: int = 0) -> None:
-        device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
-        self.text = None if text is None else TextEncoder(text, device)
-        self.latents = None if latents is None else LatentEncoder(latents, device)
-
-    def encode(self, images: ImageSet, report: Report) -> dict[str, Tensor]:
-        """The tensors of a block of n rows.
-
-        Shape: labels (n,); images (n, C, H, W), uint8, beside which captions are kept as words: see `pack`; or moments
-        (n, 2·C, h, w), float32, beside which they are kept as features.
-        """
-        tensors = {} if images.labels is None else {"labels": images.labels}
-        if self.latents is None:
-            return {"images": images.images, **tensors, **({} if images.captions is None else pack(images.captions))}
-        tensors["moments"] = self.moments(images.images, report)
-        # Images take longer than captions, which are not reported.
-        return tensors if images.captions is None else tensors | self.encode_captions(images.captions, lambda _: None)
-
-    def encode_captions(self, captions: Sequence[Captions], report: Report) -> dict[str, Tensor]:
-        """The tensors of the captions of n rows, m together.
-
-        Shape: text (m, L, D), float16; starts (n + 1,), which says where a row's captions begin; and keys (n,), by
-        which they are known again.
-        """
-        starts = torch.tensor([0, *accumulate(map(len, captions))])
-        keys = torch.tensor([key_of(several) for several in captions], dtype=torch.int64)
-        return {"starts": starts, "keys": keys, "text": self.features(list(chain.from_iterable(captions)), report)}
-
-    def moments(self, images: Tensor, report: Report) -> Tensor:
-        """Mean and standard deviation of each latent. Shape: (n, 3, H, W), uint8 → (n, 2·C, h, w)."""
-        assert self.latents is not None
-        config = self.latents.config
-        moments = torch.empty(len(images), 2 * config.channels, *(side // config.factor for side in images.shape[2:]))
-        for start in range(0, len(images), IMAGES_TOGETHER):
-            some = slice(start, start + IMAGES_TOGETHER)
-            moments[some] = self.latents.encode(images[some]).cpu()
-            report(min(some.stop / len(images), 1))
-        return moments
-
-    def features(self, captions: Sequence[str], report: Report) -> Tensor:
-        """Features of captions in half the bytes; what is lost is a part in 2000. Shape: (len(captions), L, D)."""
-        assert self.text is not None
-        features = torch.empty(len(captions), *self.text.shape, dtype=torch.float16)
-        # Captions of about the same length together, because padding takes time too.
-        order = sorted(range(len(captions)), key=lambda number: len(captions[number]))
-        for start in range(0, len(captions), CAPTIONS_TOGETHER):
-            some = order[start : start + CAPTIONS_TOGETHER]
-            features[some] = self.text.encode([captions[number] for number in some]).cpu().half()
-            report((start + len(some)) / len(captions))
-        if not features.isfinite().all():
-            raise DataError(f"text.encoder: {self.text.config.encoder!r} gives features that 16 bits cannot hold")
-        return features
 
 
 def check_space(job: Job, rows: int) -> None:
@@ -259,3 +206,97 @@ def check_space(job: Job, rows: int) -> None:
             f"{human_size(free)} are free there. Free some space, let SCALELONG_CACHE name a folder on a larger disk, "
             "set a smaller data.image_size, or a larger data.memory_gb if there is enough memory"
         )
+
+
+def encode_captions(text: TextEncoder, captions: Sequence[Captions], report: Report) -> dict[str, Tensor]:
+    """The tensors of the captions of n rows, m together.
+
+    Shape: text (m, L, D), float16; starts (n + 1,), which says where a row's captions begin; and keys (n,), by which
+    they are known again.
+    """
+    starts = torch.tensor([0, *accumulate(map(len, captions))])
+    keys = torch.tensor([key_of(several) for several in captions], dtype=torch.int64)
+    return {"starts": starts, "keys": keys, "text": text.encode_all(list(chain.from_iterable(captions)), report)}
+
+
+def asked(data: DataConfig, text: TextConfig | None, latents: LatentConfig | None) -> Fingerprint:
+    """The keys of a recipe that change what is prepared; latents are stored unscaled, so the scale is none of them."""
+    keys = ["source", "train_split", "validation_split", "validation_count"]
+    # Only where there is one, so that folders keep the names they had before there were any.
+    keys += [] if data.config is None else ["config"]
+    keys += [] if text is None else ["caption_column"]
+    keys += [] if latents is None else ["image_column", "label_column", "image_size", "channels", "fit", *box_key(data)]
+    fingerprint: Fingerprint = {f"data.{key}": getattr(data, key) for key in keys}
+    fingerprint |= {} if text is None else {"text.encoder": text.encoder, "text.max_length": text.max_length}
+    return fingerprint | ({} if latents is None else {"latents.autoencoder": latents.autoencoder})
+
+
+def encoder_hashes(now: Fingerprint, *, download: bool) -> Fingerprint:
+    """Those of a recipe's encoders; None for one that is not here, unless it is to be downloaded."""
+    hashes: Fingerprint = {}
+    for key in [key for key in ("text.encoder", "latents.autoencoder") if key in now]:
+        try:
+            hashes[HASH_OF[key]] = fingerprint_of(locate(now[key], key, download=download))
+        except DataError:
+            if download:
+                raise
+            # Training can do without it.
+            hashes[HASH_OF[key]] = None
+    return hashes
+
+
+def contents_of(parts: Sequence[Part], *, pictures: bool) -> Fingerprint:
+    """How many rows there are, and a hash of all their labels and captions and of a few pictures."""
+    counts: Fingerprint = {f"data.{name}_rows": len(part) for name, part in zip(PARTS, parts, strict=True)}
+    digest = hashlib.sha256()
+    for part in parts:
+        labels = None if part.labels is None else part.labels.tolist()
+        digest.update(json.dumps([list(part.rows), labels, part.captions]).encode())
+        sampled = [part.rows[place] for place in spread(len(part), SAMPLED_PICTURES)] if pictures else []
+        for row in part.table.rows(sampled):
+            try:
+                with open_picture(row[part.config.image_column]) as picture:
+                    digest.update(f"{picture.mode}{picture.size}".encode() + picture.tobytes())
+            except (OSError, ValueError, SyntaxError):
+                digest.update(b"broken")
+    return counts | {"data.hash": digest.hexdigest()[:32]}
+
+
+def check_fingerprint(folder: Path, before: Fingerprint, now: Fingerprint, advice: str) -> None:
+    """Raise if a folder was prepared for something else; what is not known now is not compared.
+
+    >>> check_fingerprint(Path("old"), {"data.fit": "crop"}, {"data.fit": "pad"}, "remove it")
+    Traceback (most recent call last):
+    scalelong.data.config.DataError: old was prepared for data.fit 'crop', not 'pad': remove it
+    """
+    other = {hashed: f"other files of {name}" for name, hashed in HASH_OF.items()}
+    other["data.hash"] = "other images or captions in data.source"
+    for key in {**before, **now}:
+        unknown = key in UNSURE and now.get(key) is None
+        if unknown or now.get(HASH_OF.get(key, "")) is not None or before.get(key) == now.get(key):
+            continue
+        differs = other.get(key) or f"{key} {before.get(key)!r}, not {now.get(key)!r}"
+        raise DataError(f"{folder} was prepared for {differs}: {advice}")
+
+
+def key_of(captions: Captions) -> int:
+    """A hash by which the captions of a row are known again; signed, in 8 bytes."""
+    digest = hashlib.blake2b(json.dumps(captions).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def pack(captions: Sequence[Captions]) -> dict[str, Tensor]:
+    """Words as tensors: the bytes of all rows, and where those of each row begin. Shape: (bytes,), uint8, (n + 1,)."""
+    rows = [json.dumps(several).encode() for several in captions]
+    content = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
+    return {"captions": content, "starts": torch.tensor([0, *accumulate(map(len, rows))])}
+
+
+def unpack(block: Mapping[str, Tensor], row: int) -> Captions:
+    """The captions of a row that were packed.
+
+    >>> unpack(pack([("a dog",), ("a cat", "an animal")]), 1)
+    ('a cat', 'an animal')
+    """
+    start, stop = block["starts"][row : row + 2].tolist()
+    return tuple(json.loads(block["captions"][start:stop].numpy().tobytes()))

@@ -5,11 +5,8 @@ A folder is compared with the recipe by its fingerprint: what its files depend o
 
 from __future__ import annotations
 
-import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -18,28 +15,17 @@ import torch
 from torch import Tensor
 
 from ..utils.atomic import Damaged, import_safetensors
-from ..utils.blocks import BlockFolder, Entry, Fingerprint, short_hash
+from ..utils.blocks import BlockFolder, Entry, Fingerprint
 from ..utils.process import keyed_generator
-from .batches import Picked, caption_of
-from .config import DataConfig, LatentConfig, TextConfig
-from .dataset import Captions, ImageSet, Part, open_parts, spread
-from .decode import open_picture
-from .encoders import fingerprint_of, latents_from, locate
-from .errors import DataError
-from .sources import source_hash
+from .batches import ImageSet, Picked, caption_of
+from .config import DataConfig, DataError, LatentConfig, TextConfig
+from .encoders import latents_from
+from .prepare import EMPTY, PARTS, Job, asked, check_fingerprint, contents_of, encoder_hashes, key_of, unpack
+from .sources import Captions, short_hash
 
-PARTS = ("train", "validation")
-# The block with the features of the empty caption.
-EMPTY = "empty"
-SAMPLED_PICTURES = 16
 AGAIN = "run `scalelong prepare` again"
 # Hashing takes a second or two for each GB; of larger sets only the sizes are compared, and `prepare` does the rest.
 HASHED_BYTES = 4 << 30
-
-# A hash says more than the name beside it: the same contents may lie somewhere else.
-HASH_OF = {"data.source": "data.hash", "text.encoder": "text.hash", "latents.autoencoder": "latents.hash"}
-# What cannot always be known where the data is read.
-UNSURE = (*HASH_OF.values(), *(f"data.{part}_rows" for part in PARTS))
 
 
 @dataclass(frozen=True)
@@ -51,26 +37,21 @@ class PreparedData:
     empty_text: Tensor | None = None
 
 
-def open_prepared(
-    folder: str | Path,
-    data: DataConfig,
-    text: TextConfig | None,
-    latents: LatentConfig | None,
-    *,
-    images: Sequence[ImageSet | PreparedSet] | None = None,
-) -> PreparedData:
-    """What `prepare` made for these blocks of a recipe; raises DataError if it was made for others, or is damaged.
+def open_prepared(job: Job, *, images: Sequence[ImageSet | PreparedSet] | None = None) -> PreparedData:
+    """What `prepare` made of these blocks of a recipe; raises DataError if it was made of others, or is damaged.
 
     Without latents, `images` are those that the features belong to, to train on and for validation. An encoder that is
     not here is compared by its name, and so is a source on the hub; with latents neither is needed.
     """
-    now = asked(data, text, latents) | encoder_hashes(text, latents, download=False)
-    if latents is None:
+    now = asked(job.data, job.text, job.latents)
+    now |= encoder_hashes(now, download=False)
+    source = job.data.source
+    if job.latents is None:
         # The captions of the images that were given are compared instead.
         del now["data.source"]
-    elif data.source.startswith("sklearn:") or Path(data.source).expanduser().exists():
-        now |= contents_of(parts_to_encode(data, text, True), pictures=True)
-    return read_folder(BlockFolder(folder), now, scale=latents and latents.scale, images=images)
+    elif source.startswith("sklearn:") or Path(source).expanduser().exists():
+        now |= contents_of(job.open(), pictures=True)
+    return read_folder(BlockFolder(job.folder), now, scale=job.latents and job.latents.scale, images=images)
 
 
 def read_folder(
@@ -84,9 +65,7 @@ def read_folder(
     index = store.index()
     if index is None:
         raise DataError(f"there is no prepared data in {store.path}: run `scalelong prepare` first, with this recipe")
-    compared = index.fingerprint.keys() - {"shard_rows", "data.source"} | now.keys()
-    before = {key: value for key, value in index.fingerprint.items() if key in compared}
-    check_fingerprint(store.path, before, now, AGAIN)
+    check_fingerprint(store.path, index.fingerprint, now, AGAIN)
     if index.entries is None:
         raise DataError(f"{store.path} is not finished: {AGAIN}, it resumes where it was stopped")
     small = sum(entry.bytes for entry in index.entries.values()) <= HASHED_BYTES
@@ -212,105 +191,3 @@ def mapped(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, which the system reads when, and forgets once, it likes."""
     with import_safetensors().safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-
-
-def pack(captions: Sequence[Captions]) -> dict[str, Tensor]:
-    """Words as tensors: the bytes of all rows, and where those of each row begin. Shape: (bytes,), uint8, (n + 1,)."""
-    rows = [json.dumps(several).encode() for several in captions]
-    content = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
-    return {"captions": content, "starts": torch.tensor([0, *accumulate(map(len, rows))])}
-
-
-def unpack(block: Mapping[str, Tensor], row: int) -> Captions:
-    """The captions of a row that were packed.
-
-    >>> unpack(pack([("a dog",), ("a cat", "an animal")]), 1)
-    ('a cat', 'an animal')
-    """
-    start, stop = block["starts"][row : row + 2].tolist()
-    return tuple(json.loads(block["captions"][start:stop].numpy().tobytes()))
-
-
-def key_of(captions: Captions) -> int:
-    """A hash by which the captions of a row are known again; signed, in 8 bytes."""
-    digest = hashlib.blake2b(json.dumps(captions).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
-
-
-def images_fingerprint(data: DataConfig) -> Fingerprint:
-    """What the decoded images of a recipe depend on; nothing is read for it but the names of the files."""
-    keys = ["config", "train_split", "validation_split", "validation_count", "image_size", "channels", "fit"]
-    keys += ["image_column", "label_column", "caption_column"]
-    path = Path(data.source).expanduser()
-    # Relative to where the command was given, of which there are many.
-    source = str(path.absolute()) if path.exists() or "*" in data.source else data.source
-    fingerprint: Fingerprint = {"data.source": source, "data.files": source_hash(data.source, data.config)}
-    return fingerprint | {f"data.{key}": getattr(data, key) for key in keys}
-
-
-def asked(data: DataConfig, text: TextConfig | None, latents: LatentConfig | None) -> Fingerprint:
-    """The keys of a recipe that change what is prepared; latents are stored unscaled, so the scale is none of them."""
-    keys = ["source", "train_split", "validation_split", "validation_count"]
-    # Only where there is one, so that folders keep the names they had before there were any.
-    keys += [] if data.config is None else ["config"]
-    keys += [] if text is None else ["caption_column"]
-    keys += [] if latents is None else ["image_column", "label_column", "image_size", "channels", "fit"]
-    fingerprint: Fingerprint = {f"data.{key}": getattr(data, key) for key in keys}
-    fingerprint |= {} if text is None else {"text.encoder": text.encoder, "text.max_length": text.max_length}
-    return fingerprint | ({} if latents is None else {"latents.autoencoder": latents.autoencoder})
-
-
-def encoder_hashes(text: TextConfig | None, latents: LatentConfig | None, *, download: bool) -> Fingerprint:
-    """None for an encoder that is not here, unless it is to be downloaded: training can do without it."""
-    named = {} if text is None else {"text.encoder": text.encoder}
-    named |= {} if latents is None else {"latents.autoencoder": latents.autoencoder}
-    hashes: Fingerprint = dict.fromkeys(HASH_OF[key] for key in named)
-    for key, name in named.items():
-        # Without a download, an encoder that is not here stays unknown.
-        with suppress(*() if download else (DataError,)):
-            hashes[HASH_OF[key]] = fingerprint_of(locate(name, key, download=download))
-    return hashes
-
-
-def parts_to_encode(data: DataConfig, text: TextConfig | None, latents: bool, classes: int | None = None) -> list[Part]:
-    """The rows to train on and those for validation, with the columns that are encoded or kept beside it."""
-    if text is not None and data.caption_column is None:
-        raise DataError("data.caption_column: the recipe has a text encoder, but no column with captions to encode")
-    unused = {} if latents else {"label_column": None}
-    unused |= {} if text is not None else {"caption_column": None}
-    return open_parts(data.model_copy(update=unused), classes)
-
-
-def contents_of(parts: Sequence[Part], *, pictures: bool) -> Fingerprint:
-    """How many rows there are, and a hash of all their labels and captions and of a few pictures."""
-    counts: Fingerprint = {f"data.{name}_rows": len(part.rows) for name, part in zip(PARTS, parts, strict=True)}
-    digest = hashlib.sha256()
-    for part in parts:
-        known = part.annotations(part.rows)
-        labels = None if known.labels is None else known.labels.tolist()
-        digest.update(json.dumps([list(part.rows), labels, known.captions]).encode())
-        sampled = [part.rows[place] for place in spread(len(part.rows), SAMPLED_PICTURES)] if pictures else []
-        for row in part.table.rows(sampled):
-            try:
-                with open_picture(row[part.config.image_column]) as picture:
-                    digest.update(f"{picture.mode}{picture.size}".encode() + picture.tobytes())
-            except (OSError, ValueError, SyntaxError):
-                digest.update(b"broken")
-    return counts | {"data.hash": digest.hexdigest()[:32]}
-
-
-def check_fingerprint(folder: Path, before: Fingerprint, now: Fingerprint, advice: str) -> None:
-    """Raise if a folder was prepared for something else; what is not known now is not compared.
-
-    >>> check_fingerprint(Path("old"), {"data.fit": "crop"}, {"data.fit": "pad"}, "remove it")
-    Traceback (most recent call last):
-    scalelong.data.errors.DataError: old was prepared for data.fit 'crop', not 'pad': remove it
-    """
-    unknown = {key for key in UNSURE if now.get(key) is None}
-    skipped = unknown | {name for name, key in HASH_OF.items() if key not in unknown}
-    for key in {**before, **now}:
-        if key not in skipped and before.get(key) != now.get(key):
-            named = {value: f"other files of {name}" for name, value in HASH_OF.items()}
-            named["data.hash"] = "other images or captions in data.source"
-            differs = named.get(key) or f"{key} {before.get(key)!r}, not {now.get(key)!r}"
-            raise DataError(f"{folder} was prepared for {differs}: {advice}")

@@ -8,26 +8,24 @@ from __future__ import annotations
 import difflib
 import glob
 import hashlib
+import importlib
+import json
 import os
-import re
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-from .errors import DataError, closest_of, first_line, import_extra
+import torch
+from torch import Tensor
+
+from ..utils.blocks import Fingerprint
+from .config import DataConfig, DataError, first_line
+from .folders import FILES, TARS, folder_splits, walk, zip_columns
 
 DIGITS = "sklearn:digits"
 
-TARS = {".tar", ".tgz", ".gz"}
-FILES = {".parquet", ".zip", *TARS}
-# In a folder of images, files that say something about them, or hold rows, are read by the `datasets` library.
-METADATA = {"README.md", "metadata.csv", "metadata.jsonl"}
-
-# The words in the names of folders or files by which `datasets` tells splits apart.
-WORDS = {"train": "train|training", "validation": "validation|valid|dev|val", "test": "test|testing|eval|evaluation"}
-SPLITS = {split: re.compile(rf"(^|[-._ 0-9])({words})([-._ 0-9]|$)") for split, words in WORDS.items()}
+Captions = tuple[str, ...]
 
 
 class ListTable:
@@ -100,24 +98,34 @@ def may_hold_images(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in {"binary", "large_binary", "string", "large_string"}
 
 
+def local_path(source: str) -> Path | None:
+    """Where a source's files are, or their pattern; None if it is a name. Raises DataError if they are not there."""
+    path = Path(source).expanduser()
+    if "*" in source:
+        if not glob.glob(str(path)):
+            raise DataError(f"data.source: there are no files {source!r} (looked for {os.path.abspath(path)})")
+    elif not path.exists():
+        if source.startswith("sklearn:") and source != DIGITS:
+            raise DataError(f"data.source: {source!r} is not known; of scikit-learn's datasets only {DIGITS!r} is")
+        # `name` or `owner/name` may be a dataset on the hub.
+        if source[0] in "./~" or source.count("/") > 1 or path.suffix.lower() in FILES:
+            looked = f"looked for {os.path.abspath(path)}{neighbour_of(path)}"
+            raise DataError(f"data.source: {source!r} was not found ({looked})")
+        return None
+    return path
+
+
 def open_tables(source: str, config: str | None = None) -> dict[str, Table]:
     """The splits of a source by name; see DataConfig for what a source and its config may be."""
-    path = Path(source).expanduser()
-    if config is not None and (source == DIGITS or "*" in source or path.is_file()):
+    path = local_path(source)
+    if config is not None and (source == DIGITS or (path is not None and not path.is_dir())):
         raise DataError(f"data.config: {source!r} has no configurations to choose from; leave it out")
     if source == DIGITS:
         return {"train": digits_table()}
-    if source.startswith("sklearn:"):
-        raise DataError(f"data.source: {source!r} is not known; of scikit-learn's datasets only {DIGITS!r} is")
-    if path.is_file() and path.suffix == ".zip":
-        return {"train": zip_table(path)}
-    if path.is_dir() and config is None and (tables := folder_tables(path)) is not None:
-        return tables
-    # `name` or `owner/name` may be a dataset on the hub.
-    is_path = source[0] in "./~" or source.count("/") > 1 or path.suffix in FILES
-    if is_path and "*" not in source and not path.exists():
-        looked = f"looked for {os.path.abspath(path)}{neighbour_of(path)}"
-        raise DataError(f"data.source: {source!r} was not found ({looked})")
+    if path is not None and path.is_file() and path.suffix == ".zip":
+        return {"train": ListTable(zip_columns(path))}
+    if path is not None and path.is_dir() and config is None and (splits := folder_splits(path)) is not None:
+        return {name: ListTable(columns) for name, columns in splits.items()}
     builder = open_builder(source, config)
     with quiet_library(source):
         builder.download_and_prepare()
@@ -133,23 +141,95 @@ def pick_split(tables: Mapping[str, Table], name: str, key: str) -> Table:
     return tables[name]
 
 
+def narrow(table: Table, config: DataConfig) -> Table:
+    """The table with the recipe's columns only; raises DataError where there are none of these names."""
+    keys = ("image_column", "label_column", "caption_column")
+    named = {key: name for key in keys if (name := getattr(config, key)) is not None}
+    for key, name in named.items():
+        if name not in table.columns:
+            raise DataError(f"data.{key}: there is no column {name!r}{closest_of(name, table.columns)}")
+    image, *others = named.values()
+    return table.narrow(image, others)
+
+
+def read_labels(values: Sequence[Any], names: Sequence[str], classes: int | None, column: str) -> Tensor:
+    """Whole numbers, each that of a class; `column` says what the column holds. Shape: (len(values),), int64."""
+    wrong = [name for name, value in zip(names, values, strict=True) if not isinstance(value, int)]
+    if wrong:
+        raise DataError(f"data.label_column: {column}, not whole numbers ({first_few(wrong)})")
+    labels = torch.tensor(values, dtype=torch.int64)
+    check_labels(labels, names, classes)
+    return labels
+
+
+def check_labels(labels: Tensor, names: Sequence[str], classes: int | None) -> None:
+    """Raise where a label is not that of a class, or is negative."""
+    outside = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
+    if outside.any():
+        few = first_few([f"{names[row]}: {labels[row]}" for row in outside.nonzero().flatten().tolist()])
+        allowed = "must not be negative" if classes is None else f"must lie in 0 … {classes - 1}"
+        raise DataError(f"data.label_column: labels {allowed} ({few})")
+
+
+def read_captions(values: Sequence[Any], names: Sequence[str], column: str) -> tuple[Captions, ...]:
+    """The captions of each row, a text or several, of which none is empty.
+
+    >>> read_captions(["a dog", ["a dog", "an animal"]], ["row 0", "row 1"], "the column 'text'")
+    (('a dog',), ('a dog', 'an animal'))
+    """
+    rows: list[Any] = [(value,) if value is None or isinstance(value, str) else value for value in values]
+    wrong = [name for name, row in zip(names, rows, strict=True) if not are_texts(row)]
+    if wrong:
+        raise DataError(f"data.caption_column: {column}, not a text or a list of texts ({first_few(wrong)})")
+    empty = [
+        name for name, row in zip(names, rows, strict=True) if not all(text and text.strip() for text in row or [""])
+    ]
+    if empty:
+        raise DataError(f"data.caption_column: there are empty captions ({first_few(empty)})")
+    return tuple(map(tuple, rows))
+
+
+def are_texts(row: Any) -> bool:
+    return isinstance(row, (list, tuple)) and all(text is None or isinstance(text, str) for text in row)
+
+
+def images_fingerprint(data: DataConfig) -> Fingerprint:
+    """What the decoded images of a recipe depend on; nothing is read for it but the names of the files."""
+    keys = ["config", "train_split", "validation_split", "validation_count", "image_size", "channels", "fit"]
+    keys += ["image_column", "label_column", "caption_column", *box_key(data)]
+    path = local_path(data.source)
+    # Relative to where the command was given, of which there are many.
+    source = data.source if path is None else str(path.absolute())
+    fingerprint: Fingerprint = {"data.source": source, "data.files": source_hash(data.source, data.config)}
+    return fingerprint | {f"data.{key}": getattr(data, key) for key in keys}
+
+
+def box_key(data: DataConfig) -> list[str]:
+    """None without a box, so that folders keep the names they had before there were any."""
+    return [] if data.box is None else ["box"]
+
+
 def source_hash(source: str, config: str | None = None) -> str:
     """What tells whether a source has changed, without reading it: names, sizes and times of its files.
 
     Of a dataset on the hub it is the version that the hub, or the cache of the `datasets` library, has now.
     """
-    digest = hashlib.sha256()
-    path = Path(source).expanduser()
+    digest, path = hashlib.sha256(), local_path(source)
     files: list[tuple[str, os.stat_result]] = []
-    if path.is_dir():
+    if path is not None and path.is_dir():
         files = [(file.path[len(str(path)) :], file.stat()) for file in walk(path)]
-    elif "*" in source or path.is_file():
-        files = [(name, os.stat(name)) for name in sorted(glob.glob(str(path)))]
+    elif path is not None:
+        names = sorted(glob.glob(str(path))) if "*" in source else [str(path)]
+        files = [(name, os.stat(name)) for name in names]
     elif source != DIGITS:
         digest.update(str(open_builder(source, config).cache_dir).encode())
     for name, status in files:
         digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]
+
+
+def short_hash(fingerprint: Fingerprint) -> str:
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def neighbour_of(path: Path) -> str:
@@ -166,113 +246,14 @@ def digits_table() -> ListTable:
     return ListTable({"image": (digits.images * (255 / 16)).round().astype("uint8"), "label": digits.target.tolist()})
 
 
-class ZipMember(NamedTuple):
-    """A file in an archive, read when it is needed; several threads may read at once."""
-
-    archive: zipfile.ZipFile
-    name: str
-
-    def read(self) -> bytes:
-        return self.archive.read(self.name)
-
-
-def zip_table(path: Path) -> ListTable:
-    """The images of a zip in the order of their names; folders, if there are several of the same depth, are classes."""
-    # Not by the `datasets` library: it unpacks the archive, and takes the labels from the folder around it.
-    try:
-        archive = zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"data.source: {str(path)!r} is not a zip that can be read: {first_line(error)}") from error
-    names = sorted(name for name in archive.namelist() if is_image(name))
-    if not names:
-        raise DataError(f"data.source: there are no images in {str(path)!r}")
-    labels = labels_of(names)
-    pictures = [ZipMember(archive, name) for name in names]
-    return ListTable({"image": pictures} if labels is None else {"image": pictures, "label": labels})
-
-
-def folder_tables(folder: Path) -> dict[str, Table] | None:
-    """The images of a folder by split, in the order of their names; None if it holds other data, or none."""
-    # Not by the `datasets` library: it walks the folder 45 times. Rows, labels and splits are those it would give.
-    names, start = sorted(file.path for file in walk(folder)), len(str(folder)) + 1
-    if any(path.suffix in FILES or path.name in METADATA for path in map(PurePath, names)):
-        return None
-    names = [name for name in names if is_image(name[start:])]
-    if not names:
-        return None
-    splits = split_names([name[start:] for name in names])
-    # One list for all, because a class has the same number in every split.
-    kept = sorted({row for rows in splits.values() for row in rows})
-    labels = labels_of([names[row] for row in kept])
-    label_of = {} if labels is None else dict(zip(kept, labels, strict=True))
-    tables: dict[str, Table] = {}
-    for split, rows in splits.items():
-        columns: dict[str, Sequence[Any]] = {"image": [names[row] for row in rows]}
-        tables[split] = ListTable(columns if labels is None else columns | {"label": [label_of[row] for row in rows]})
-    return tables
-
-
-def walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    """Every file below a folder in the order of names, none of them hidden, with one look at each folder."""
-    with os.scandir(folder) as found:
-        entries = sorted((entry for entry in found if not entry.name.startswith((".", "__"))), key=lambda one: one.name)
-    for entry in entries:
-        if entry.is_dir():
-            yield from walk(entry.path)
-        elif entry.is_file():
-            yield entry
-
-
-def split_names(names: Sequence[str]) -> dict[str, list[int]]:
-    """The positions of names by the split that their folders tell, else the files themselves; `train` if neither does.
-
-    >>> split_names(["train/cat/0.png", "test/cat/1.png", "more/2.png"])
-    {'train': [0], 'test': [1]}
-    """
-    for part in (slice(None, -1), slice(-1, None)):
-        splits: dict[str, list[int]] = {split: [] for split in SPLITS}
-        for position, name in enumerate(names):
-            words = PurePath(name).parts[part]
-            for split, pattern in SPLITS.items():
-                if any(map(pattern.search, words)):
-                    splits[split].append(position)
-        if any(splits.values()):
-            return {split: rows for split, rows in splits.items() if rows}
-    return {"train": list(range(len(names)))}
-
-
-def labels_of(names: Sequence[str]) -> list[int] | None:
-    """The class of each image, named by its folder; None unless there are several folders, all of the same depth.
-
-    >>> labels_of(["cat/0.png", "dog/0.png", "cat/1.png"])
-    [0, 1, 0]
-    """
-    folders = [PurePath(name).parent for name in names]
-    classes = {name: number for number, name in enumerate(sorted({folder.name for folder in folders}))}
-    if len(classes) == 1 or len({len(folder.parts) for folder in folders}) > 1:
-        return None
-    return [classes[folder.name] for folder in folders]
-
-
-def is_image(name: str) -> bool:
-    """Whether a file of an archive is named as an image; what macOS adds to archives is none."""
-    from PIL import Image
-
-    path = PurePath(name)
-    hidden = any(part.startswith((".", "__MACOSX")) for part in path.parts)
-    return not hidden and Image.registered_extensions().get(path.suffix.lower()) in Image.OPEN
-
-
 def open_builder(source: str, config: str | None) -> Any:
     """What the library knows of files, of a folder or of a dataset on the hub before it reads them."""
-    path = Path(source).expanduser()
-    if "*" in source and not glob.glob(str(path)):
-        raise DataError(f"data.source: there are no files {source!r} (looked for {os.path.abspath(path)})")
+    path = local_path(source)
     with quiet_library(source) as datasets:
-        if "*" in source or path.is_file():
+        if path is not None and not path.is_dir():
             kind = "webdataset" if path.suffix in TARS else "parquet"
             return datasets.load_dataset_builder(kind, data_files={"train": str(path)})
-        name = str(path) if path.exists() else source
+        name = source if path is None else str(path)
         try:
             return datasets.load_dataset_builder(name, name=config)
         except ValueError:
@@ -312,12 +293,34 @@ def quiet_library(source: str) -> Iterator[Any]:
 def reason_of(source: str, error: Exception) -> str:
     """Why a source cannot be opened, and what to do."""
     reason, instead = first_line(error), "or name a local folder or parquet file instead: --set data.source=PATH"
-    if "*" in source or Path(source).expanduser().exists():
+    if local_path(source) is not None:
         kinds = "neither a parquet file, a tar or a zip nor a folder of parquet files, tars or images that can be read"
         return f"is {kinds}: {reason}"
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        return f"was not found: it is a path, and no name of the hub. Check it, {instead}"
     if isinstance(error, ConnectionError):
         where = "is neither a path here nor in the cache, and the Hugging Face hub could not be reached"
         return f"{where} ({reason}). Try again online, {instead}"
     return f"could not be loaded from the Hugging Face hub ({reason}). Check the name, {instead}"
+
+
+def import_extra(module: str, needed_by: str, library: str | None = None) -> Any:
+    """A module of an optional library; raises ImportError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{needed_by} needs {library or module}: pip install 'scalelong[train]'") from error
+
+
+def closest_of(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: the closest name and the list of all."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"{hint} There are: {', '.join(names)}"
+
+
+def first_few(names: list[str], shown: int = 5) -> str:
+    """
+    >>> first_few(["row 1", "row 4", "row 9"], shown=2)
+    'row 1, row 4 and 1 more'
+    """
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from ..config.schema import Config, Weights
+from ..data.sources import short_hash
 from ..diffusion.guidance import Condition, Conditioning
 from ..runs.model import choose_checkpoint, load_network, weights_digest
 from ..runs.run_dir import Run
 from ..sampling.sample_run import BATCH, Conditions, Sampler, conditions_of, fixed, with_sampling
 from ..utils.atomic import replace_text
-from ..utils.blocks import Fingerprint, Progress, block_ranges, short_hash, wait_until
+from ..utils.blocks import Fingerprint, Progress, block_ranges, wait_until
 from ..utils.process import SINGLE, Rank, best_device, check_compiler, resolve_precision
 from .features import BLOCK, EFFICIENTNET, FeatureNetwork, ShareDone, fill_features, load_features, stored_features
 from .metrics import Figure, check_libraries, frechet_figure, kernel_distance, precision_recall, shuffled

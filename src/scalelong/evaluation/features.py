@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.config import DataError, first_line
 from ..data.encoders import fingerprint_of, load_network, locate, quietly
-from ..data.errors import DataError, first_line
 from ..utils.atomic import read_tensors, sha256_of
 from ..utils.blocks import BlockFolder, Fingerprint, Progress, block_ranges
 from ..utils.process import Rank, own_device

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..data import DataConfig
-from ..data.dataset import Part, open_parts, spread
-from ..data.errors import BrokenImages
+from ..data.decode import BrokenImages, Part, open_parts, spread
+from ..data.sources import short_hash
 from ..utils.atomic import atomic_write, locked, sha256_of
-from ..utils.blocks import Fingerprint, Progress, block_ranges, short_hash, wait_until
+from ..utils.blocks import Fingerprint, Progress, block_ranges, wait_until
 from ..utils.process import SINGLE, Rank
 from .features import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
 from .metrics import Moments, Statistics, random_order
@@ -65,7 +65,7 @@ def training_images(data: DataConfig, images: int | None = None) -> Part:
 
 def read_images(part: Part, numbers: range, broken: BrokenImages) -> Tensor:
     """Those that can be read. Shape: (B, C, H, W), uint8."""
-    return part.decode(part.rows[numbers.start : numbers.stop], broken).images
+    return part.take(slice(numbers.start, numbers.stop)).decode(broken).images
 
 
 def hash_pixels(part: Part, progress: Progress) -> str:

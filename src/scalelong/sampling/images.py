@@ -110,6 +110,8 @@ class SampleFolder:
             blocks.wait_until(lambda: not self.partial.exists())
             return
         with locked(self.lock_file, busy=f"another process is sampling into {self.partial}"):
+            if not self.partial.exists():
+                sampler()  # First, so that a network or an encoder that cannot be loaded leaves nothing behind.
             self._begin(store)
             store.fill(self.fingerprint, self.blocks, make, rank, progress, ignore=["count"])
             self._complete(store)

@@ -10,8 +10,6 @@ processes exchange nothing but these files: none waits in a collective that coul
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -214,10 +212,6 @@ def check_fingerprint(path: Path, before: Fingerprint, now: Fingerprint, ignore:
     if changed:
         shown = ", ".join(f"{key} {before.get(key)} → {now.get(key)}" for key in changed[:3])
         raise BlockError(f"{path} was made with other settings ({shown}): give the same ones, or remove it")
-
-
-def short_hash(fingerprint: Fingerprint) -> str:
-    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
