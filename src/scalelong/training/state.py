@@ -6,7 +6,7 @@ Batches, times, noise and the learning rate are functions of the step, so they n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,6 @@ from .parallel import gather_tensors, scatter_tensors
 
 # The devices whose AdamW is one kernel in every supported version of torch.
 FUSED = {"cuda", "cpu", "xpu"}
-
-Flat = tuple[dict[str, Tensor], dict[str, Any]]
-Names = Sequence[Sequence[str]]
 
 FORMAT = 2
 """Of what a checkpoint says besides its tensors."""
@@ -70,7 +67,8 @@ class TrainState:
 
     def tensors(self, keep: bool = True) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds, whole; shards are gathered by all processes, and those that `keep` get it."""
-        parts = {"model": self.network.state_dict(), "ema": self.ema.state_dict(), "optimizer": self._optimizer()[0]}
+        moments = moments_of(self.optimizer, self.network)
+        parts = {"model": self.network.state_dict(), "ema": self.ema.state_dict(), "optimizer": moments}
         return {group: gather_tensors(tensors, keep) for group, tensors in parts.items()}
 
     def as_json(self) -> dict[str, Any]:
@@ -81,7 +79,6 @@ class TrainState:
             "ema_step": self.ema.step,
             "spikes": self.spikes.state_dict(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "optimizer": self._optimizer()[1],
         }
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -103,9 +100,6 @@ class TrainState:
         self.batch_offset = next_batch - self.step
         self.skipped = 0
 
-    def _optimizer(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return flatten_optimizer(self.optimizer.state_dict(), parameter_names(self.network, self.optimizer))
-
     def _load_training(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Weights, EMA, optimiser and scaler of a checkpoint; returns what else it says."""
         saved, weights, own = checkpoint.state(), checkpoint.tensors("model"), self.network.state_dict()
@@ -118,7 +112,7 @@ class TrainState:
         moments, parameters = checkpoint.tensors("optimizer"), dict(self.network.named_parameters())
         # A slot is called `parameter.slot`, and is cut like its parameter.
         like = {key: parameters[name] for key in moments if (name := key.rpartition(".")[0]) in parameters}
-        restore_optimizer(self.optimizer, self.network, scatter_tensors(moments, like), saved["optimizer"])
+        restore_moments(self.optimizer, self.network, scatter_tensors(moments, like))
         self.spikes.load_state_dict(saved["spikes"])
         if self.scaler is not None and saved["scaler"] is not None:
             self.scaler.load_state_dict(saved["scaler"])
@@ -159,111 +153,36 @@ def learning_rate(config: OptimConfig, step: int) -> float:
     return config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps))
 
 
-def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """The names of an optimiser's parameters, group by group, in its own order."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = [group["params"] for group in optimizer.param_groups]
-    foreign = sum(id(parameter) not in names for group in groups for parameter in group)
-    if foreign:
+def moments_of(optimizer: Optimizer, network: nn.Module) -> dict[str, Tensor]:
+    """What the optimiser keeps for each parameter, as `parameter.slot`; its settings are the recipe's."""
+    order = parameter_names(optimizer, network)
+    slots = optimizer.state_dict()["state"].items()
+    return {f"{order[index]}.{slot}": value for index, kept in slots for slot, value in kept.items()}
+
+
+def restore_moments(optimizer: Optimizer, network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load what `moments_of` gave, matched by name, in each parameter's memory layout."""
+    own, order = optimizer.state_dict(), parameter_names(optimizer, network)
+    slots: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        name, _, slot = key.rpartition(".")
+        slots.setdefault(name, {})[slot] = value
+    if slots and slots.keys() != set(order):
+        strange = sorted(slots.keys() ^ set(order))
         raise ValueError(
-            f"{foreign} parameters of the optimiser are not those of this {type(model).__name__}. "
-            "Pass the model that the optimiser was made for, after anything that replaces its parameters."
+            f"the saved optimiser state is of {len(slots)} parameters and this optimiser has {len(order)}: "
+            f"{', '.join(strange[:3])} is only in one of them. Resume with the model of the run that was saved."
         )
-    return [[names[id(parameter)] for parameter in group] for group in groups]
-
-
-def flatten_optimizer(state_dict: Mapping[str, Any], names: Names) -> Flat:
-    """An optimiser's state_dict as tensors `parameter.slot`, and JSON; `names` are those of `parameter_names`."""
-    groups = state_dict["param_groups"]
-    keys = [key for group in groups for key in group["params"]]
-    name_of = dict(zip(keys, [name for group in names for name in group], strict=True))
-    tensors: dict[str, Tensor] = {}
-    slots = {
-        name_of[key]: {slot: encode(value, f"{name_of[key]}.{slot}", tensors) for slot, value in values.items()}
-        for key, values in state_dict["state"].items()
-    }
-    settings = [
-        {key: encode(value, f"param_groups.{index}.{key}", tensors) for key, value in group.items()}
-        | {"params": [name_of[key] for key in group["params"]]}
-        for index, group in enumerate(groups)
-    ]
-    return tensors, {"param_groups": settings, "state": slots}
-
-
-def unflatten_optimizer(tensors: Mapping[str, Tensor], state: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """The state_dict that `flatten_optimizer` took apart, numbered in the order of `names`."""
-    groups = regroup(state["param_groups"], names)
-    key_of = {name: index for index, name in enumerate(name for group in groups for name in group["params"])}
-    return {
-        "state": {
-            key_of[name]: {slot: decode(value, tensors) for slot, value in slots.items()}
-            for name, slots in state["state"].items()
-        },
-        "param_groups": [
-            {key: decode(value, tensors) for key, value in group.items()}
-            | {"params": [key_of[name] for name in group["params"]]}
-            for group in groups
-        ],
-    }
-
-
-def restore_optimizer(
-    optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
-) -> None:
-    """Load a flattened state into an optimiser, matching parameters by name and taking over their memory layout."""
-    optimizer.load_state_dict(unflatten_optimizer(tensors, state, parameter_names(model, optimizer)))
-    for parameter, slots in optimizer.state.items():
-        for slot, value in slots.items():
+    own["state"] = {index: slots[name] for index, name in enumerate(order) if slots}
+    optimizer.load_state_dict(own)
+    for parameter, kept in optimizer.state.items():
+        for slot, value in kept.items():
             # Files hold plain row order; a channels-last weight whose averages are not would leave the fast path.
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
-                slots[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            if value.shape == parameter.shape and value.stride() != parameter.stride():
+                kept[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
-def regroup(groups: Sequence[Mapping[str, Any]], names: Names) -> list[dict[str, Any]]:
-    """The groups of a flattened state with their parameters in another order; raises unless they are the same."""
-    saved, wanted = [set(group["params"]) for group in groups], [set(group) for group in names]
-    if saved != wanted:
-        missing, extra = set().union(*wanted) - set().union(*saved), set().union(*saved) - set().union(*wanted)
-        raise ValueError(
-            f"the saved optimiser state has {len(saved)} groups and this optimiser {len(wanted)}; "
-            f"without a saved state: {some(missing)}; saved but not here: {some(extra)}. "
-            "Resume with the model and optimiser settings of the run that was saved."
-        )
-    return [reorder(group, order) for group, order in zip(groups, names, strict=True)]
-
-
-def reorder(group: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    moved = {"params": list(names)}
-    if "param_names" in group:  # The optimiser's own list runs parallel to its parameters.
-        own = dict(zip(group["params"], group["param_names"], strict=True))
-        moved["param_names"] = [own[name] for name in names]
-    return {**group, **moved}
-
-
-def some(names: set[str]) -> str:
-    shown = sorted(names)[:3]
-    return (", ".join(shown) + (", …" if len(names) > len(shown) else "")) or "none"
-
-
-def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON that keeps tuples apart from lists; a tensor goes to `tensors` under `key`."""
-    if isinstance(value, Tensor):
-        tensors[key] = value
-        return {"tensor": key}
-    if isinstance(value, tuple | list):
-        items = [encode(item, f"{key}.{index}", tensors) for index, item in enumerate(value)]
-        return {"tuple": items} if isinstance(value, tuple) else items
-    if isinstance(value, str | int | float | None):
-        return value
-    raise ValueError(f"{key} of the optimiser is a {type(value).__name__}; only numbers, text and tensors can be kept")
-
-
-def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    match value:
-        case {"tensor": key}:
-            return tensors[key]
-        case {"tuple": items}:
-            return tuple(decode(item, tensors) for item in items)
-        case list():
-            return [decode(item, tensors) for item in value]
-    return value
+def parameter_names(optimizer: Optimizer, network: nn.Module) -> list[str]:
+    """The names of an optimiser's parameters in its own order."""
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
