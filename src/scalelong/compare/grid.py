@@ -19,9 +19,10 @@ from typing import Any
 
 from ..config import Config, load_recipe
 from ..monitor.readings import with_nulls
-from ..runs.run_dir import Run, check_folder, flatten
+from ..runs.run_dir import Run, check_folder
 from ..skips import METHODS
 from ..utils.atomic import replace_text
+from ..utils.records import flatten
 
 FILE = "comparison.json"
 HINT = ": give the same command to resume, more seeds or methods to extend it, or another --out"

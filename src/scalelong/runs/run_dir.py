@@ -20,6 +20,7 @@ import torch
 from ..config.load import load_recipe, to_yaml
 from ..config.schema import Config
 from ..utils.atomic import locked, replace_text, writing
+from ..utils.records import flatten as flatten
 from .checkpoint import CheckpointStore
 
 PACKAGES = ("scalelong", "torch", "diffusers", "datasets", "numpy", "safetensors")
@@ -141,17 +142,6 @@ def check_folder(run: Run) -> None:
     names = [path.name for path in run.folder.iterdir()] if run.folder.is_dir() else []
     if not run.exists and any(not name.startswith(".") and name != CHECKPOINTS for name in names):
         raise RunError(f"{run.folder} holds other files and no run: choose a new or empty folder")
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """
-    >>> flatten({"a": {"b": 1}, "c": 2})
-    {'a.b': 1, 'c': 2}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def environment(*, device: torch.device, processes: int, precision: str, seed: int, step: int) -> dict[str, Any]:
