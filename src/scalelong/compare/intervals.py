@@ -122,8 +122,7 @@ def t_tails(rows: Tensor, confidence: float) -> Tensor:
     resampled = rows[:, index] + noise
     t = resampled.mean(-1) / resampled.std(-1) * math.sqrt(rows.shape[-1])
     outside = max(1, round((1 - confidence) / 2 * t.shape[-1]))
-    ordered = t.sort(dim=-1).values
-    return torch.stack([ordered[:, -outside], ordered[:, outside - 1]], dim=-1)
+    return torch.stack([t.kthvalue(t.shape[-1] + 1 - outside).values, t.kthvalue(outside).values], dim=-1)
 
 
 @lru_cache(maxsize=16)
