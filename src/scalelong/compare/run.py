@@ -124,15 +124,14 @@ def compare(
         open_inputs(config)
         if config.evaluation.every is not None:
             load_features(config.evaluation.network)
-    count = min(workers or default_workers(), len(plan.runs))
     with locked(folder / ".lock", f"another process is comparing in {folder}"):
         created = save_plan(folder, plan, command)
-        return Launcher(plan, folder, count, display or Display(), command, created).run()
+        return Launcher(plan, folder, count_workers(plan, workers), display or Display(), command, created).run()
 
 
-def default_workers() -> int:
-    """One for each GPU, or for each core."""
-    return len(jobs.visible_gpus()) or jobs.available_cores()
+def count_workers(plan: Plan, asked: int | None = None) -> int:
+    """As many as asked for, or else one for each GPU, or for each core; not more than there are runs."""
+    return min(asked or len(jobs.visible_gpus()) or jobs.available_cores(), len(plan.runs))
 
 
 class Launcher:
