@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -14,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from ..monitor.readings import with_nulls
-from ..runs.run_dir import git_commit, versions
+from ..runs.run_dir import software
 from ..utils.atomic import replace_text
 from .collect import OSCILLATIONS, Records, RunRecord, Series
 from .grid import Arm, Plan, now, write_json
@@ -41,6 +40,8 @@ OF_RUN += ("final_loss", "final_fd", "message", "folder")
 DONE = {"finished", "diverged"}
 
 Table = dict[str, Any]
+
+software_once = cache(software)  # Asks git, and results are rewritten whenever a run ends.
 
 
 @dataclass
@@ -95,7 +96,7 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "status": "running" if missing - {"failed"} else "incomplete" if missing else "finished",
         "runs_done": sum(status in DONE for status in statuses),
         "runs_total": len(plan.runs),
-        "environment": {**software(), "threads": metadata.threads, "workers": metadata.workers},
+        "environment": {**software_once(), "threads": metadata.threads, "workers": metadata.workers},
         "steps": plan.steps,
         "baseline": plan.baseline.id,
         "confidence": CONFIDENCE,
@@ -106,13 +107,6 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "warnings": [*metadata.warnings, *cautions(plan, records)],
     }
     return with_nulls(content)
-
-
-@cache
-def software() -> Table:
-    commit = git_commit(Path(__file__).parent)
-    python = {"python": platform.python_version(), **versions()}
-    return {"versions": python, "commit": commit, "platform": platform.platform()}
 
 
 def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> Table:

@@ -151,14 +151,18 @@ def environment(*, device: torch.device, processes: int, precision: str, seed: i
         "step": step,
         "seed": seed,
         "command": sys.argv,
-        "versions": {"python": platform.python_version(), **versions()},
-        "commit": git_commit(Path(__file__).parent),
-        "platform": platform.platform(),
+        **software(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "processes": processes,
         "threads": torch.get_num_threads(),
         "precision": precision,
     }
+
+
+def software() -> dict[str, Any]:
+    """What is the same for all that this machine does with this checkout."""
+    found = {"python": platform.python_version(), **versions()}
+    return {"versions": found, "commit": git_commit(Path(__file__).parent), "platform": platform.platform()}
 
 
 def versions() -> dict[str, str]:
