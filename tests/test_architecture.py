@@ -21,7 +21,6 @@ LONGEST, SHORTEST = 350, 40
 SHORT = {
     "utils/distributed.py",
     "utils/rng.py",
-    "utils/sessions.py",
     "cli/options.py",
     "cli/recipes.py",
 }

@@ -11,8 +11,8 @@ from comparison_cases import tiny_plan
 from scalelong.compare.grid import PlanError, check_plan, make_plan, save_plan
 from scalelong.config import RecipeError
 from scalelong.runs import RunError
-from scalelong.runs.run_dir import flatten
 from scalelong.skips import METHODS
+from scalelong.utils.records import flatten
 
 
 def test_the_arms_of_a_setting_differ_in_the_scaling_only() -> None:

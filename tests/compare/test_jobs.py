@@ -66,9 +66,10 @@ from scalelong.config import load_recipe
 jobs.PRELOADED = ["scalelong.compare.jobs"]  # All that these two need.
 print("begin")
 for work in (print, open):
-    running = jobs.submit(jobs.Job(Path("here"), load_recipe("digits"), Path(f"{work.__name__}.log"), work), 0, 1)
-    running.process.join()
-    print(jobs.poll(running))
+    job = jobs.Job(Path("here"), load_recipe("digits"), Path(f"{work.__name__}.log"), work)
+    process = jobs.submit(job, 0, 1)
+    process.join()
+    print(jobs.poll(job, process))
 """
 
 

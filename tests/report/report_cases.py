@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,14 @@ def write_json(path: Path, content: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
+
+
+@contextmanager
+def edited(path: Path) -> Iterator[Any]:
+    """What a JSON file holds; it is written back with what was changed."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    yield content
+    write_json(path, content)
 
 
 def write_run(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cases import HOSTILE, write_comparison, write_json, write_run
+from report_cases import HOSTILE, edited, write_comparison, write_json, write_run
 
 from scalelong.report import read_content, render
 
@@ -61,14 +61,13 @@ def page_of(*folders: Path, live: bool = False) -> Page:
 def hostile_comparison(folder: Path) -> Path:
     """Every text of a comparison, and the names of its folders, try to become markup."""
     made = write_comparison(folder / "comparison", recipe=HOSTILE, seeds=1)
-    results = json.loads((made / "results.json").read_text())
-    results |= {"warnings": [HOSTILE], "description": HOSTILE, "command": HOSTILE, "baseline": HOSTILE}
-    for arm in results["arms"]:
-        arm |= {"id": f"{arm['id']} {HOSTILE}", "label": f"{arm['label']} {HOSTILE}", "setting": HOSTILE}
-        arm["runs"][0] |= {"message": HOSTILE, "status": HOSTILE}
-    for one in results["comparisons"]:
-        one |= {"arm": f"{one['arm']} {HOSTILE}", "sentence": HOSTILE, "verdict": HOSTILE, "setting": HOSTILE}
-    write_json(made / "results.json", results)
+    with edited(made / "results.json") as results:
+        results.update(dict.fromkeys(("description", "command", "baseline"), HOSTILE), warnings=[HOSTILE])
+        for arm in results["arms"]:
+            arm |= {"id": f"{arm['id']} {HOSTILE}", "label": f"{arm['label']} {HOSTILE}", "setting": HOSTILE}
+            arm["runs"][0] |= {"message": HOSTILE, "status": HOSTILE}
+        for one in results["comparisons"]:
+            one |= {"arm": f"{one['arm']} {HOSTILE}", "sentence": HOSTILE, "verdict": HOSTILE, "setting": HOSTILE}
     write_json(made / "kappa.json", {"kappa": 0.7, "where": HOSTILE, "reasons": [HOSTILE]})
     return made
 

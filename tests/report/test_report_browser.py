@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cases import write_comparison, write_run
 from report_page import hostile_comparison, hostile_run
 
 from scalelong.report import page as page_module
@@ -44,17 +43,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pages(cases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One page of every kind."""
     folder = tmp_path_factory.mktemp("pages")
-    write_comparison(folder / "comparison")
-    write_comparison(folder / "rates", rates=(0.002, 0.004, 0.008), seeds=1)
-    write_comparison(folder / "running", done=False, seeds=1)
-    write_run(folder / "single", method="ls", watched=True)
-    write_run(folder / "lost", until=800, diverges=True)
-    hostile = [hostile_comparison(folder / "hostile"), hostile_run(folder / "hostile")]
-    sources = {name: [folder / name] for name in PAGES} | {"several": [folder / "single", folder / "lost"]}
-    for name, places in (sources | {"hostile": hostile}).items():
+    sources = {name: [cases / name] for name in PAGES} | {"several": [cases / "single", cases / "lost"]}
+    sources["hostile"] = [hostile_comparison(folder / "hostile"), hostile_run(folder / "hostile")]
+    for name, places in sources.items():
         write_page(read_content(places), folder / f"{name}.html", live=name == "running")
     return folder
 
@@ -205,10 +199,10 @@ def test_the_policy_stops_markup_that_got_into_the_page_after_all(browser: Any, 
 
 
 def test_a_live_page_loads_itself_again_unless_it_is_paused(
-    browser: Any, pages: Path, monkeypatch: pytest.MonkeyPatch
+    browser: Any, cases: Path, pages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_module, "RELOAD_SECONDS", 0.3)
-    write_page(read_content([pages / "single"]), pages / "live.html", live=True)
+    write_page(read_content([cases / "single"]), pages / "live.html", live=True)
     visit(browser, pages / "live.html")
     browser.execute_script("window.before = true")
     deadline = time.monotonic() + 20

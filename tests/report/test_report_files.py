@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from report_cases import METHODS, draw_grid, write_comparison, write_json, write_run
+from report_cases import METHODS, draw_grid, edited, write_comparison, write_json, write_run
 from report_page import Page, hostile_comparison, page_of
 from typer.testing import CliRunner
 
@@ -102,9 +101,8 @@ def warnings_of(content: Content) -> str:
 
 def test_a_value_that_is_something_else_is_named_with_its_place(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "comparison", seeds=1)
-    results = json.loads((folder / "results.json").read_text())
-    results["arms"][1]["loss_curve"]["steps"][3] = "soon"
-    write_json(folder / "results.json", results)
+    with edited(folder / "results.json") as results:
+        results["arms"][1]["loss_curve"]["steps"][3] = "soon"
     page = page_of(folder)
     assert "results.json holds something else than what is written there (at arms.1.loss_curve.steps.3)." in page.text
     assert "results.json is missing or broken: only the plan and the runs themselves are shown." in page.text
@@ -113,11 +111,10 @@ def test_a_value_that_is_something_else_is_named_with_its_place(tmp_path: Path) 
 def test_a_folder_named_outside_of_the_comparison_is_not_read(cases: Path, tmp_path: Path) -> None:
     secret = write_run(tmp_path / "secret", name="somebody-elses")
     folder = write_comparison(tmp_path / "comparison", seeds=1)
-    results = json.loads((folder / "results.json").read_text())
     places = ("../secret", str(secret), "runs/../../secret", "runs/cs/seed-0")
-    for arm, place in zip(results["arms"], places, strict=True):
-        arm["runs"][0]["folder"] = place
-    write_json(folder / "results.json", results)
+    with edited(folder / "results.json") as results:
+        for arm, place in zip(results["arms"], places, strict=True):
+            arm["runs"][0]["folder"] = place
     page = page_of(folder)
     assert "somebody-elses" not in page.text
     assert page.text.count("names a folder outside of the comparison, which is not read") == 3
@@ -224,20 +221,14 @@ def test_one_diverged_run_does_not_end_a_watch_while_others_train(cases: Path) -
     assert read_content([cases / "lost"]).finished
 
 
-def test_a_run_ends_with_its_last_evaluation(cases: Path, tmp_path: Path) -> None:
+def test_a_run_ends_with_its_last_evaluation_or_its_last_step_without_an_evaluator(cases: Path, tmp_path: Path) -> None:
     run = shutil.copytree(cases / "single", tmp_path / "run")
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump({**config, "evaluation": {"every": 10}}))
-    (run / "evaluation.json").write_text(json.dumps([{"step": 10, "figures": {}}]))
+    with edited(run / "config.yaml") as config:
+        config["evaluation"] = {"every": 10}
+    assert read_content([run]).finished, "none was evaluated: it was trained without an evaluator"
+    write_json(run / "evaluation.json", [{"step": 10, "figures": {}}])
     assert not read_content([run]).finished
-    (run / "evaluation.json").write_text(json.dumps([{"step": config["training"]["steps"], "figures": {}}]))
-    assert read_content([run]).finished
-
-
-def test_a_run_that_was_trained_without_an_evaluator_ends_with_its_last_step(cases: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(cases / "single", tmp_path / "run")
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump({**config, "evaluation": {"every": 10}}))
+    write_json(run / "evaluation.json", [{"step": config["training"]["steps"], "figures": {}}])
     assert read_content([run]).finished
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from report_cases import HOSTILE, LABELS, METHODS, write_comparison, write_json, write_run
+from report_cases import HOSTILE, LABELS, METHODS, edited, write_comparison, write_json, write_run
 from report_page import Page, hostile_comparison, hostile_run, page_of
 
 from scalelong.report import read_content, render
@@ -151,11 +151,10 @@ def test_events_stand_beside_the_run_and_the_setting_they_happened_in(tmp_path: 
 
 def test_what_diverged_has_no_final_loss_even_if_its_curve_ends_with_a_number(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "comparison", seeds=1)
-    results = json.loads((folder / "results.json").read_text())
-    curve = results["arms"][2]["loss_curve"]
-    curve["mean"][-1] = 1.23456e19
-    results["arms"][2]["final_loss"] = {"value": None, "low": None, "high": None}
-    write_json(folder / "results.json", results)
+    with edited(folder / "results.json") as results:
+        arm = results["arms"][2]
+        arm["loss_curve"]["mean"][-1] = 1.23456e19
+        arm["final_loss"] = {"value": None, "low": None, "high": None}
     (row,) = (row for row in numbers_table(read_comparison(folder)).rows if row[0] == "CS κ=0.7")
     assert row[3] == "–"
 
@@ -175,13 +174,11 @@ def test_an_unfinished_comparison_warns_that_intervals_will_change(cases: Path) 
     assert "Not all runs have ended: intervals will change." in page.text
 
 
-def test_a_run_without_advice_names_the_command_that_makes_it(cases: Path, tmp_path: Path) -> None:
+def test_a_run_without_advice_names_the_command_that_makes_it(cases: Path) -> None:
     place = cases / "single"
     assert f"scalelong kappa {place}/config.yaml --json > {place}/kappa.json" in page_of(place).text
-    assert (
-        "κ = 0.61 for CS; the band that matches the target's size is 0.402 to 0.818."
-        in page_of(cases / "comparison").text
-    )
+    found = "κ = 0.61 for CS; the band that matches the target's size is 0.402 to 0.818."
+    assert found in page_of(cases / "comparison").text
 
 
 def test_hostile_names_are_text_wherever_they_come_from(tmp_path: Path) -> None:

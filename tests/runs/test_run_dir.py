@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalelong.runs.run_dir import Run, environment, flatten, last_precision
+from scalelong.runs.run_dir import Run, environment, last_precision
+from scalelong.utils.records import flatten
 
 
 @pytest.mark.parametrize(("written", "precision"), [(["bf16", "fp32"], "fp32"), (["no"], "fp32"), ([], None)])

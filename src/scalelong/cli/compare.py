@@ -84,7 +84,7 @@ def print_plan(plan: Plan, folder: Path, workers: int | None) -> None:
     from ..training.logger import clock
 
     check_plan(folder, plan)
-    used = min(workers or run.default_workers(), len(plan.runs))
+    used = run.count_workers(plan, workers)
     for arm in plan.arms:
         print_line(f"{arm.id}: {arm.label}, {arm.setting}")
     training = plan.arms[0].config.training

@@ -1,7 +1,17 @@
 """Matched runs of several methods, and what they show: speed-ups, differences and bands with honest intervals."""
 
-from .curves import Band, Curve, confidence_band, largest_stable_rate, rate_sensitivity
-from .intervals import Difference, Estimate, mean_interval, paired_difference, proportion_interval
+from .intervals import (
+    Band,
+    Curve,
+    Difference,
+    Estimate,
+    confidence_band,
+    largest_stable_rate,
+    mean_interval,
+    paired_difference,
+    proportion_interval,
+    rate_sensitivity,
+)
 from .speedup import Speedup, speedup
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,9 @@ from typing import Any
 
 from ..config import Config
 from ..runs import Run, read_metrics
-from ..utils.sessions import trained_seconds
-from .curves import Curve
+from ..utils.records import is_reading, trained_seconds
 from .grid import PlannedRun
+from .intervals import Curve
 from .outcome import Outcome, distance_of, evaluations, read_outcome
 
 END = 0.1  # The last tenth of the readings gives the coefficients: those of LS differ from batch to batch.
@@ -57,8 +56,7 @@ class RunRecord:
     @property
     def final_loss(self) -> float:
         """Infinite for a run that diverged."""
-        losses = self.curve.losses
-        return losses[-1] if losses else math.nan
+        return next(reversed(self.curve.losses), math.nan)
 
     @property
     def final_distance(self) -> float | None:
@@ -68,7 +66,7 @@ class RunRecord:
     def mean_oscillation(self, kind: str) -> float | None:
         """The mean of the run's oscillation index; None if it was never read."""
         values = self.oscillation.get(kind, {}).values()
-        return math.fsum(values) / len(values) if values else None
+        return fmean(values) if values else None
 
 
 Records = Mapping[str, Sequence[RunRecord]]
@@ -78,16 +76,15 @@ Records = Mapping[str, Sequence[RunRecord]]
 def collect(out: Path, run: PlannedRun) -> RunRecord:
     """Read a run's folder; one that was not begun has nothing."""
     folder = out / run.folder
-    log, environment = Run(folder).metrics.path, Run(folder).environment_file
-    if not log.is_file():
+    files = Run(folder)
+    if not files.metrics.path.is_file():
         return RunRecord(run.seed, str(run.folder))
-    lines = read_metrics(log)
+    lines = read_metrics(files.metrics.path)
     # The event of an oscillation names a skip too, but is no reading of the monitor.
-    readings = [ln for ln in lines if "event" not in ln and any(key.startswith(("skip", "block/")) for key in ln)]
+    readings = [line for line in lines if "event" not in line and is_reading(line)]
     # The median over the logged laps: those with an evaluation or a checkpoint in them are the fewer ones.
     speeds = [line["images_per_second"] for line in lines if line.get("images_per_second")]
     times = [(line["step"], line["seconds"]) for line in lines if "seconds" in line]
-    starts = json.loads(environment.read_bytes()) if environment.is_file() else []
     name, distances, raw_distance = read_distances(folder, run.config)
     return RunRecord(
         seed=run.seed,
@@ -100,7 +97,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         distance_name=name,
         oscillation={kind: read_oscillation(readings, f"/{kind}_oscillation") for kind in OSCILLATIONS},
         coefficients=last_coefficients(readings),
-        seconds=trained_seconds(times, [start["step"] for start in starts]) or 0.0,
+        seconds=trained_seconds(times, [start["step"] for start in files.starts()]) or 0.0,
         seconds_per_step=run.config.training.batch_size / median(speeds) if speeds else None,
     )
 

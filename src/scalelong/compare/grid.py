@@ -19,9 +19,10 @@ from typing import Any
 
 from ..config import Config, load_recipe
 from ..monitor.readings import with_nulls
-from ..runs.run_dir import Run, check_folder, flatten
+from ..runs.run_dir import Run, check_folder
 from ..skips import METHODS
 from ..utils.atomic import replace_text
+from ..utils.records import flatten
 
 FILE = "comparison.json"
 HINT = ": give the same command to resume, more seeds or methods to extend it, or another --out"
@@ -266,34 +267,26 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         {"id": arm.id, "label": arm.label, "setting": arm.setting, "config": arm.config.model_dump(mode="json")}
         for arm in plan.arms
     ]
-    about = {"recipe": plan.recipe, "seeds": list(plan.seeds), "baseline": plan.baseline.id}
-    return {**about, "arms": arms}
+    return {"recipe": plan.recipe, "seeds": list(plan.seeds), "baseline": plan.baseline.id, "arms": arms}
 
 
 def save_plan(folder: Path, plan: Plan, command: str) -> str:
     """Write what is compared, if the folder is free for it; returns when the comparison was first begun."""
-    check_plan(folder, plan)
-    created = read_plan(folder).get("created") or now()
+    created = check_plan(folder, plan).get("created") or now()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / FILE, {"created": created, "command": command, **describe_plan(plan)})
     return created
 
 
-def read_plan(folder: Path) -> dict[str, Any]:
-    """The plan in a folder; empty if it has none."""
-    path = folder / FILE
-    return json.loads(path.read_bytes()) if path.is_file() else {}
-
-
-def check_plan(folder: Path, plan: Plan) -> None:
-    """Raise unless the folder is new, or holds this comparison or a part of it."""
-    before, now = read_plan(folder), describe_plan(plan)
-    if not before:
+def check_plan(folder: Path, plan: Plan) -> dict[str, Any]:
+    """Raise unless the folder is new, or holds this comparison or a part of it; returns what it holds."""
+    if not (folder / FILE).is_file():
         if Run(folder).exists:
             raise PlanError(f"{folder} is the folder of a single run: choose another --out")
         check_folder(Run(folder))
-        return
-    arms = {arm["id"]: flatten(arm["config"]) for arm in now["arms"]}
+        return {}
+    before, asked = json.loads((folder / FILE).read_bytes()), describe_plan(plan)
+    arms = {arm["id"]: flatten(arm["config"]) for arm in asked["arms"]}
     for arm in before["arms"]:
         if arm["id"] not in arms:
             raise PlanError(f"{folder} holds a comparison with {arm['id']}, which is not asked for now{HINT}")
@@ -303,5 +296,6 @@ def check_plan(folder: Path, plan: Plan) -> None:
             raise PlanError(f"{folder} holds a comparison with other settings of {arm['id']} ({changed}){HINT}")
     if not set(before["seeds"]) <= set(plan.seeds):
         raise PlanError(f"{folder} holds a comparison with {len(before['seeds'])} seeds, now {len(plan.seeds)}{HINT}")
-    if before["baseline"] != now["baseline"]:
-        raise PlanError(f"{folder} compares with {before['baseline']}, not with {now['baseline']}{HINT}")
+    if before["baseline"] != asked["baseline"]:
+        raise PlanError(f"{folder} compares with {before['baseline']}, not with {asked['baseline']}{HINT}")
+    return before

@@ -46,12 +46,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Running:
-    job: Job
-    process: Any
-
-
-@dataclass(frozen=True)
 class End:
     """How the process of a job ended: `lost` if it was killed or crashed."""
 
@@ -59,7 +53,7 @@ class End:
     message: str | None = None
 
 
-def submit(job: Job, slot: int, threads: int) -> Running:
+def submit(job: Job, slot: int, threads: int) -> Any:
     """Start the process of a job; jobs of different slots get different GPUs."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
     environment = job_environment(slot, threads)
@@ -72,18 +66,18 @@ def submit(job: Job, slot: int, threads: int) -> Running:
         process.start()
     finally:
         sys.modules["__main__"] = main
-    return Running(job, process)
+    return process
 
 
-def poll(running: Running) -> End | None:
+def poll(job: Job, process: Any) -> End | None:
     """How a job ended; None while it runs."""
-    code = running.process.exitcode
+    code = process.exitcode
     if not code:
         return None if code is None else End("done")
     if code in (STOPPED, -signal.SIGTERM):
         return End("stopped", "its process was told to stop")
     if code == 1:  # The last line of the log is the error.
-        return End("failed", running.job.log.read_text(errors="replace").strip().rpartition("\n")[2])
+        return End("failed", job.log.read_text(errors="replace").strip().rpartition("\n")[2])
     return End("lost", f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
 
 

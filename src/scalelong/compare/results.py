@@ -5,32 +5,43 @@ from __future__ import annotations
 import csv
 import io
 import math
-import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..monitor.readings import with_nulls
-from ..runs.run_dir import git_commit, versions
+from ..runs.run_dir import software
 from ..utils.atomic import replace_text
 from .collect import OSCILLATIONS, Records, RunRecord, Series
-from .curves import Curve, confidence_band, largest_stable_rate, rate_sensitivity
 from .grid import Arm, Plan, now, write_json
-from .intervals import CONFIDENCE, Estimate, mean_interval, paired_difference, proportion_interval
+from .intervals import (
+    CONFIDENCE,
+    Curve,
+    Estimate,
+    confidence_band,
+    largest_stable_rate,
+    mean_interval,
+    paired_difference,
+    proportion_interval,
+    rate_sensitivity,
+)
 from .outcome import SIGMAS
 from .speedup import speedup
 
 FILE = "results.json"
 VERSION = 1
 
-OF_ARM = ("label", "method", "lr", "depth", "batch")
-OF_RUN = ("seed", "status", "step", "seconds", "seconds_per_step", "final_loss", "final_fd", "message", "folder")
+OF_RUN = ("arm", "label", "method", "lr", "depth", "batch", "seed", "status", "step", "seconds", "seconds_per_step")
+OF_RUN += ("final_loss", "final_fd", "message", "folder")
 
 DONE = {"finished", "diverged"}
 
 Table = dict[str, Any]
+
+software_once = cache(software)  # Asks git, and results are rewritten whenever a run ends.
 
 
 @dataclass
@@ -50,9 +61,8 @@ class Metadata:
 def write_results(folder: Path, results: Mapping[str, Any]) -> None:
     """results.json; results.csv, one row for each run; curves.csv, one row for each number of a curve."""
     write_json(folder / FILE, results)
-    runs = [(arm, run) for arm in results["arms"] for run in arm["runs"]]
-    rows = ([arm["id"], *(arm[key] for key in OF_ARM), *(run[key] for key in OF_RUN)] for arm, run in runs)
-    write_rows(folder / "results.csv", ("arm", *OF_ARM, *OF_RUN), rows)
+    runs = ({**arm, **run, "arm": arm["id"]} for arm in results["arms"] for run in arm["runs"])
+    write_rows(folder / "results.csv", OF_RUN, ([run[key] for key in OF_RUN] for run in runs))
     write_rows(folder / "curves.csv", ("arm", "seed", "curve", "step", "value"), curve_rows(results))
 
 
@@ -86,7 +96,7 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "status": "running" if missing - {"failed"} else "incomplete" if missing else "finished",
         "runs_done": sum(status in DONE for status in statuses),
         "runs_total": len(plan.runs),
-        "environment": {**software(), "threads": metadata.threads, "workers": metadata.workers},
+        "environment": {**software_once(), "threads": metadata.threads, "workers": metadata.workers},
         "steps": plan.steps,
         "baseline": plan.baseline.id,
         "confidence": CONFIDENCE,
@@ -97,13 +107,6 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "warnings": [*metadata.warnings, *cautions(plan, records)],
     }
     return with_nulls(content)
-
-
-@cache
-def software() -> Table:
-    commit = git_commit(Path(__file__).parent)
-    python = {"python": platform.python_version(), **versions()}
-    return {"versions": python, "commit": commit, "platform": platform.platform()}
 
 
 def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> Table:
@@ -155,7 +158,7 @@ def describe_oscillation(runs: Sequence[RunRecord]) -> Table | None:
     read = {kind: [found for run in runs if (found := run.oscillation.get(kind))] for kind in OSCILLATIONS}
     every = [set(series) for many in read.values() for series in many]
     steps = sorted(set.intersection(*every)) if all(read.values()) else []
-    means = {kind: [math.fsum(one[s] for one in many) / len(many) for s in steps] for kind, many in read.items()}
+    means = {kind: [fmean(one[step] for one in many) for step in steps] for kind, many in read.items()}
     return {"steps": steps, **means} if steps else None
 
 
@@ -240,7 +243,7 @@ def describe_sweep(arms: Sequence[Arm], table: Sequence[Sequence[RunRecord]]) ->
 def initial_loss(runs: Sequence[RunRecord]) -> float | None:
     """The validation loss before training, on average over the runs that have ended."""
     found = [run.outcome.initial_loss for run in runs if run.outcome is not None and run.outcome.initial_loss]
-    return math.fsum(found) / len(found) if found else None
+    return fmean(found) if found else None
 
 
 def cautions(plan: Plan, records: Records) -> list[str]:

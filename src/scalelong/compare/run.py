@@ -29,8 +29,8 @@ from ..training.parallel import StopSignals
 from ..utils.atomic import locked
 from . import jobs, outcome
 from .collect import RunRecord, collect
-from .grid import Arm, Plan, PlannedRun, check_plan, read_plan, save_plan, with_training
-from .jobs import End, Job, Running
+from .grid import Arm, Plan, PlannedRun, check_plan, save_plan, with_training
+from .jobs import End, Job
 from .results import Metadata, summarise, write_results
 
 ADVICE = "kappa.json"
@@ -119,21 +119,19 @@ def compare(
 ) -> CompareResult:
     """Make the runs of a plan that are not there yet; the same call again resumes where it was stopped."""
     folder, config = Path(out), plan.arms[0].config
-    check_plan(folder, plan)
-    if not read_plan(folder):
+    if not check_plan(folder, plan):
         # What would fail in every run is an error before anything is written: missing data, or a missing network.
         open_inputs(config)
         if config.evaluation.every is not None:
             load_features(config.evaluation.network)
-    count = min(workers or default_workers(), len(plan.runs))
     with locked(folder / ".lock", f"another process is comparing in {folder}"):
         created = save_plan(folder, plan, command)
-        return Launcher(plan, folder, count, display or Display(), command, created).run()
+        return Launcher(plan, folder, count_workers(plan, workers), display or Display(), command, created).run()
 
 
-def default_workers() -> int:
-    """One for each GPU, or for each core."""
-    return len(jobs.visible_gpus()) or jobs.available_cores()
+def count_workers(plan: Plan, asked: int | None = None) -> int:
+    """As many as asked for, or else one for each GPU, or for each core; not more than there are runs."""
+    return min(asked or len(jobs.visible_gpus()) or jobs.available_cores(), len(plan.runs))
 
 
 class Launcher:
@@ -149,7 +147,7 @@ class Launcher:
         self.records = {str(run.folder): collect(folder, run) for run in plan.runs}
         self.progress = Progress(plan, {name: state_of(record) for name, record in self.records.items()})
         self.jobs = self._open_jobs()
-        self.running: dict[int, Running] = {}  # By slot.
+        self.running: dict[int, tuple[Job, Any]] = {}  # With its process, by slot.
         self.stopping = False
 
     def run(self) -> CompareResult:
@@ -180,9 +178,9 @@ class Launcher:
             if self.running:
                 self._stop()
         finally:
-            for running in self.running.values():
-                running.process.kill()
-                running.process.join()
+            for _, process in self.running.values():
+                process.kill()
+                process.join()
             self.display.stop()
         return self._write()
 
@@ -191,19 +189,19 @@ class Launcher:
         for slot in range(self.workers):
             if self.jobs and slot not in self.running:
                 job = self.jobs.popleft()
-                self.running[slot] = jobs.submit(job, slot, self.metadata.threads)
+                self.running[slot] = job, jobs.submit(job, slot, self.metadata.threads)
                 if run := self.runs.get(job.path):
                     self.progress.advance(run, self.progress.state(run).step)
 
     def _poll(self) -> None:
         """Wait a moment, then see what has ended and how far the others are."""
-        wait([running.process.sentinel for running in self.running.values()], TICK)
-        for slot, running in list(self.running.items()):
-            if (end := jobs.poll(running)) is not None:
+        wait([process.sentinel for _, process in self.running.values()], TICK)
+        for slot, (job, process) in list(self.running.items()):
+            if (end := jobs.poll(job, process)) is not None:
                 del self.running[slot]
-                self._end(running.job, end)
-            elif run := self.runs.get(running.job.path):
-                step, loss = read_progress(running.job.path)
+                self._end(job, end)
+            elif run := self.runs.get(job.path):
+                step, loss = read_progress(job.path)
                 if step != self.progress.state(run).step:
                     self.progress.advance(run, step)
                     self.progress.state(run).loss = loss
@@ -214,8 +212,8 @@ class Launcher:
         self.stopping = True
         self.display.info("stopping: every run finishes its step and saves")
         self.jobs.clear()
-        for running in self.running.values():
-            running.process.terminate()  # Where the system has done so already, as a cluster does, it does not matter.
+        for _, process in self.running.values():
+            process.terminate()  # Where the system has done so already, as a cluster does, it does not matter.
         deadline = time.monotonic() + SAVE_SECONDS
         while self.running and time.monotonic() < deadline:
             self._poll()
@@ -247,7 +245,7 @@ class Launcher:
 
     def _write(self) -> dict[str, Any]:
         """Rewrite results.json and the tables from what the runs have so far."""
-        active = {str(run.folder): run for one in self.running.values() if (run := self.runs.get(one.job.path))}
+        active = {str(run.folder): run for job, _ in self.running.values() if (run := self.runs.get(job.path))}
         self.records |= {name: collect(self.folder, run) for name, run in active.items()}
         self.metadata.active = set(active)
         seeds, arms = self.plan.seeds, self.plan.arms

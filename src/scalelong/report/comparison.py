@@ -202,8 +202,9 @@ class Comparison:
         """The arm's label, with its setting where there are several."""
         return ", ".join(part for part in (arm.label, self.setting_name(arm.setting)) if part)
 
-    def label_of(self, key: str) -> str:
-        return next((arm.label for arm in self.arms if arm.id == key), key)
+    def arm(self, key: str) -> Arm:
+        """That of the results; one that they lack is called by its key."""
+        return next((arm for arm in self.arms if arm.id == key), Arm(key, key))
 
 
 def is_comparison(folder: Path) -> bool:

@@ -13,6 +13,10 @@ from .runs import Environment
 
 MOST_GALLERIES = 6
 
+SPEEDUP = (
+    "its steps over those of the method. 1 = no faster, and an interval that holds 1 shows no difference. "
+    "95 % intervals over pairs of runs with the same seed."
+)
 OVER_SEEDS = "EMA weights. Shaded: 95 % interval of the mean over seeds."
 EVERY_RUN = "One line per run: the mean loss of the steps since the last point."
 DIFFERENCES = "Below 0 the method is lower. p is of a paired test; it is not corrected for the number of rows."
@@ -96,16 +100,10 @@ def speedups(key: str, setting: str, comparison: Comparison) -> Intervals:
     pairs = [pair for pair in comparison.results.comparisons if pair.setting == setting]
     rows = []
     for pair in pairs:
-        found, label = pair.speedup_steps, comparison.label_of(pair.arm)
-        text = f"{found.bound or ''} {show_factor(found)}".strip() if found.value is not None else "not measured"
+        arm, found = comparison.arm(pair.arm), pair.speedup_steps
         said = list(dict.fromkeys(filter(None, (pair.sentence, pair.sentence_seconds))))
-        style = next((arm.style for arm in comparison.arms if arm.id == pair.arm), 0)
-        rows.append(Interval(label, style, found, text, said, pair.verdict))
-    note = (
-        f"To the final quality of {comparison.label_of(pairs[0].baseline)}: its steps over those of the method. 1 = no "
-        "faster, and an interval that holds 1 shows no difference. 95 % intervals over pairs of runs with the same "
-        "seed."
-    )
+        rows.append(Interval(arm.label, arm.style, found, show_factor(found), said, pair.verdict))
+    note = f"To the final quality of {comparison.arm(pairs[0].baseline).label}: {SPEEDUP}"
     name = comparison.setting_name(setting)
     title = f"Speed-up, {name}" if name else "Speed-up to the baseline's final quality"
     return Intervals(title, "times fewer steps", rows, reference=1.0, log=True, key=key, note=note)
@@ -138,7 +136,7 @@ def difference_table(comparison: Comparison) -> Sequence[Block]:
     """The paired differences at the end of training."""
     rows = []
     for pair in comparison.results.comparisons:
-        label = f"{comparison.label_of(pair.arm)} − {comparison.label_of(pair.baseline)}"
+        label = f"{comparison.arm(pair.arm).label} − {comparison.arm(pair.baseline).label}"
         names = ("validation loss", comparison.fd_name, "oscillation")
         for name, found in zip(names, (pair.final_loss, pair.final_fd, pair.oscillation), strict=True):
             if found is not None and found.value is not None:

@@ -94,9 +94,12 @@ def show_factor(estimate: Estimate) -> str:
     >>> show_factor(Estimate(0.986, 0.9321, 1.0512))
     '0.99× (0.93\\xa0–\\xa01.05)'
     """
+    if estimate.value is None:
+        return "not measured"
     numbers = (estimate.value, estimate.low, estimate.high)
     value, low, high = (show(x) if finite(x) is None else f"{x:.2f}" for x in numbers)
-    return f"{value}×" if estimate.low is None and estimate.high is None else f"{value}× ({low}{TO}{high})"
+    times = f"{estimate.bound or ''} {value}×".strip()
+    return times if estimate.low is None and estimate.high is None else f"{times} ({low}{TO}{high})"
 
 
 def alike(numbers: Sequence[float | None], digits: int) -> list[str]:

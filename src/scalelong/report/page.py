@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ..utils.atomic import Files, atomic_write
+from ..utils.atomic import replace_text
 from . import sections
 from .blocks import Chart, Intervals, IntervalScale, Part, chart_data, chart_table
 from .comparison import is_comparison, read_comparison
@@ -80,19 +81,16 @@ def distinct_labels(folders: Sequence[Path]) -> list[str]:
     ['cs/seed-0', 'ls/seed-0']
     """
     paths = [folder.absolute() for folder in folders]
-    for count in range(1, max(len(path.parts) for path in paths) + 1):
-        labels = ["/".join(path.parts[-count:]) for path in paths]
-        if len(set(labels)) == len(set(paths)):
-            return labels
-    return [str(path) for path in paths]
+    labels = (["/".join(path.parts[-parts:]) for path in paths] for parts in count(1))
+    return next(found for found in labels if len(set(found)) == len(set(paths)))
 
 
 def write_page(content: Content, path: Path, *, live: bool = False) -> None:
     """Write the page, whole or not at all. A live one loads itself again every few seconds."""
     # Half of a pair of surrogates may stand in a file's name or in JSON, and in no page.
-    data = render(content, live=live).encode(errors="replace")
+    text = render(content, live=live).encode(errors="replace").decode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, lambda temporary: Files().write_bytes(temporary, data))
+    replace_text(path, text)
 
 
 def render(content: Content, *, live: bool = False) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ..utils.sessions import trained_seconds
+from ..utils.records import flatten, is_reading, trained_seconds
 from .numbers import Estimate, Finite, Points, finite, listed, plural, show
 
 T = TypeVar("T")
@@ -88,17 +88,6 @@ class Config:
 def parse_config(text: str) -> Config:
     flat = flatten(checked(dict[str, Any], yaml.safe_load(text)))
     return checked(Config, flat | {"settings": flat})
-
-
-def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """
-    >>> flatten({"a": {"b": 1}, "c": [2, 3]})
-    {'a.b': 1, 'c': [2, 3]}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 @dataclass(frozen=True)
@@ -262,7 +251,7 @@ class Run:
     @cached_property
     def readings(self) -> list[Record]:
         """The lines of the monitor."""
-        return [line for line in self.records if any(key.startswith(("skip", "block/")) for key in line.numbers)]
+        return [line for line in self.records if is_reading(line.numbers)]
 
     @cached_property
     def skips(self) -> list[int]:

@@ -21,6 +21,7 @@ import torch
 from ..config.load import load_recipe, to_yaml
 from ..config.schema import Config, EvaluationConfig
 from ..utils.atomic import locked, replace_text, writing
+from ..utils.records import flatten
 from .checkpoint import Checkpoint, CheckpointStore
 
 PACKAGES = ("scalelong", "torch", "diffusers", "datasets", "numpy", "safetensors")
@@ -155,17 +156,6 @@ def check_folder(run: Run) -> None:
         raise RunError(f"{run.folder} holds other files and no run: choose a new or empty folder")
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """
-    >>> flatten({"a": {"b": 1}, "c": 2})
-    {'a.b': 1, 'c': 2}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
 def environment(*, device: torch.device, processes: int, precision: str, seed: int, step: int) -> dict[str, Any]:
     """What a run that begins or resumes at `step` runs with; `precision` is fp32, bf16 or fp16."""
     return {
@@ -173,14 +163,18 @@ def environment(*, device: torch.device, processes: int, precision: str, seed: i
         "step": step,
         "seed": seed,
         "command": sys.argv,
-        "versions": {"python": platform.python_version(), **versions()},
-        "commit": git_commit(Path(__file__).parent),
-        "platform": platform.platform(),
+        **software(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "processes": processes,
         "threads": torch.get_num_threads(),
         "precision": precision,
     }
+
+
+def software() -> dict[str, Any]:
+    """What is the same for all that this machine does with this checkout."""
+    found = {"python": platform.python_version(), **versions()}
+    return {"versions": found, "commit": git_commit(Path(__file__).parent), "platform": platform.platform()}
 
 
 def versions() -> dict[str, str]:

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from ..config.schema import Config
 from ..guard.nonfinite import StepDecision
 from ..monitor import SkipMonitor
-from ..runs.run_dir import Run, RunError, flatten
+from ..runs.run_dir import Run, RunError
+from ..utils.records import flatten
 from .state import TrainState
 
 logger = logging.getLogger(__name__)
