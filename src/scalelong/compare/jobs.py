@@ -31,6 +31,8 @@ from .outcome import STOPPED
 
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"  # Windows
 PRELOADED = ["scalelong.compare.jobs", "diffusers", "sklearn.datasets"]
+# glibc reads them when a process starts: memory that was freed is used again, as in `scalelong.cli`.
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -142,7 +144,7 @@ def write_advice(file: Path, config: Config) -> None:
 
 def job_environment(slot: int, threads: int) -> dict[str, str]:
     """The variables of a job: its threads, its GPU if there are any, and that its parent passes signals on."""
-    found = {**os.environ, **dict.fromkeys(THREADS, str(threads)), SUPERVISED: "1"}
+    found = {**KEPT_MEMORY, **os.environ, **dict.fromkeys(THREADS, str(threads)), SUPERVISED: "1"}
     devices = visible_gpus()
     return found | ({"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if devices else {})
 
