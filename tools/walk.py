@@ -64,24 +64,20 @@ PRELOADED = "torch torch._dynamo diffusers sklearn.datasets pydantic yaml typer 
 
 TINY = (
     *("--set", "training.steps=4", "--set", "training.batch_size=8", "--set", "training.checkpoint_every=2"),
-    *("--set", "training.sample_every=4", "--set", "sampling.steps=2", "--set", "training.log_every=2"),
+    *("--set", "training.log_every=2", "--set", "sampling.steps=2"),
 )
+NO_GRID = ("--set", "training.sample_every=null")
+PLAIN = (*NO_GRID, "--set", "training.validate_every=2")
+# A plain run trains, validates and saves. Scaling the skips and sampling a grid are walks of their own.
 COMMANDS = {
-    "train": ("train", "digits", "--out", "run", *TINY),
+    "train, no scaling": ("train", "digits", "--out", "plain", *TINY, *PLAIN, "--set", "scaling.method=none"),
+    "train": ("train", "digits", "--out", "scaled", *TINY, *PLAIN),
+    "train, with a grid of samples": ("train", "digits", "--out", "run", *TINY, "--set", "training.sample_every=4"),
     "sample": ("sample", "run", "-n", "4"),
     "evaluate": ("evaluate", "run", "--images", "64"),
     "compare": (
-        "compare",
-        "digits",
-        "--methods",
-        "none,cs",
-        "--seeds",
-        "2",
-        "--out",
-        "comparison",
-        *TINY,
-        "--steps",
-        "8",
+        *("compare", "digits", "--methods", "none,cs", "--seeds", "2", "--out", "comparison"),
+        *(*TINY, *NO_GRID, "--steps", "8"),
     ),
     "report": ("report", "comparison"),
 }
@@ -143,9 +139,9 @@ def main() -> None:
     parser.add_argument("command", nargs="?", choices=COMMANDS, help="all of them, if not given")
     parser.add_argument("--files", action="store_true", help="list the files in order")
     options = parser.parse_args()
-    print(f"{'command':10} {'files':>5} {'packages':>8} {'changes':>7}   of {len(list(SOURCE.rglob('*.py')))} files")
+    print(f"{'command':30} {'files':>5} {'packages':>8} {'changes':>7}   of {len(list(SOURCE.rglob('*.py')))} files")
     for name, found in follow_all(options.command).items():
-        print(f"{name:10} {len(found.files):5} {found.packages:8} {found.changes:7}")
+        print(f"{name:30} {len(found.files):5} {found.packages:8} {found.changes:7}")
         if options.files:
             print(found.as_text())
 
