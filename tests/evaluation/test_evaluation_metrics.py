@@ -9,19 +9,16 @@ import torch
 from evaluation_cases import gaussians
 from torch import Tensor
 
+from scalelong.evaluation.manifold import all_radii, coverage, precision_recall, wilson
 from scalelong.evaluation.metrics import (
     Figure,
     Statistics,
-    all_radii,
-    coverage,
     distances_by_covariance,
     distances_by_gram,
     frechet_distance,
     frechet_figure,
     kernel_distance,
-    precision_recall,
     statistics_of,
-    wilson,
 )
 
 scipy_linalg = pytest.importorskip("scipy.linalg")

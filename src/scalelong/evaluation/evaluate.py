@@ -26,8 +26,10 @@ from ..sampling.sample_run import BATCH, Conditions, Sampler, conditions_of, fix
 from ..utils.atomic import replace_text
 from ..utils.blocks import Fingerprint, Progress, block_ranges, short_hash, wait_until
 from ..utils.process import SINGLE, Rank, best_device, check_compiler, resolve_precision
-from .features import BLOCK, EFFICIENTNET, FeatureNetwork, ShareDone, fill_features, load_features, stored_features
-from .metrics import Figure, check_libraries, frechet_figure, kernel_distance, precision_recall, shuffled
+from .features import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
+from .manifold import precision_recall
+from .metrics import Figure, check_libraries, frechet_figure, kernel_distance, shuffled
+from .networks import EFFICIENTNET, load_features
 from .reference import KEPT, Reference, Report, build_reference, load_reference, quiet
 from .results import (
     Evaluation,
@@ -170,24 +172,11 @@ class Stopped(Exception):
     """A process should stop, so the evaluation is given up."""
 
 
-@dataclass(frozen=True)
 class Evaluator:
     """Evaluates a run's network as `scalelong evaluate` would; every process of the run has one, and calls it alike."""
 
-    config: Config
-    run_folder: Path
-    conditioning: Conditioning
-    condition: Condition
-    """That of each image."""
-    feature_network: FeatureNetwork
-    reference: Reference
-    rank: Rank
-    uses_fsdp: bool
-    """Whether a forward pass takes all processes."""
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         config: Config,
         run_folder: Path,
         conditioning: Conditioning,
@@ -196,12 +185,17 @@ class Evaluator:
         rank: Rank,
         uses_fsdp: bool,
         progress: Report = quiet,
-    ) -> Evaluator:
-        """Load the feature network, and the statistics of the training images, which are made if they are not there."""
+    ) -> None:
+        """Load the feature network, and the statistics of the training images, which are made if they are not there.
+
+        `condition` is that of each image; with FSDP a forward pass takes all processes.
+        """
         check_libraries()
-        network = load_features(config.evaluation.network)
-        reference = load_reference(build_reference(config.data, network, rank=rank, progress=progress))
-        return cls(config, run_folder, conditioning, condition, network, reference, rank, uses_fsdp)
+        self.config, self.run_folder, self.exchange = config, run_folder, run_folder / EXCHANGE
+        self.conditioning, self.condition = conditioning, condition
+        self.rank, self.uses_fsdp = rank, uses_fsdp
+        self.network = load_features(config.evaluation.network)
+        self.reference = load_reference(build_reference(config.data, self.network, rank=rank, progress=progress))
 
     def begin(self, step: int) -> None:
         """Forget what came after a step, and what a killed evaluation left; for the first process."""
@@ -224,7 +218,7 @@ class Evaluator:
             return None if content is None else Evaluation.from_json(content)
         found = None
         if features is not None:
-            figures = figures_of(features, self.reference, self.feature_network.distance)
+            figures = figures_of(features, self.reference, self.network.distance)
             found = Evaluation(self.fingerprint, figures, step, weights)
             record(self.run_folder, [found])
         self.exchange.mkdir(exist_ok=True)
@@ -238,11 +232,7 @@ class Evaluator:
         if self.uses_fsdp:
             precision = resolve_precision(config.training.precision, best_device())
         images = config.evaluation.images
-        return result_fingerprint(config, self.feature_network, self.reference, images, precision=precision)
-
-    @property
-    def exchange(self) -> Path:
-        return self.run_folder / EXCHANGE
+        return result_fingerprint(config, self.network, self.reference, images, precision=precision)
 
     def _features(
         self, network: nn.Module, step: int, weights: Weights, should_stop: Callable[[], bool]
@@ -261,9 +251,7 @@ class Evaluator:
 
         images, content = self.config.evaluation.images, {"step": step, "weights": weights}
         try:
-            features = sampled_features(
-                folder, content, lambda: sampler, self.feature_network, images, self.rank, check_stop
-            )
+            features = sampled_features(folder, content, lambda: sampler, self.network, images, self.rank, check_stop)
         except Stopped:
             return None
         if self.uses_fsdp:

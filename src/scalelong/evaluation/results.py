@@ -12,8 +12,9 @@ from typing import Any
 from ..config.schema import Config
 from ..utils.atomic import replace_text, to_json
 from ..utils.blocks import Fingerprint
-from .features import INCEPTION, FeatureNetwork
+from .features import FeatureNetwork
 from .metrics import Figure
+from .networks import INCEPTION
 from .reference import Reference
 
 FILE = "evaluation.json"

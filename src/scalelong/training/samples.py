@@ -50,7 +50,7 @@ def open_evaluator(
         return None
     conditioning = conditioning_of(config, inputs.empty_text)
     condition = sample_condition(config, inputs, config.evaluation.images)
-    return Evaluator.open(
+    return Evaluator(
         config,
         run.folder,
         conditioning,
