@@ -6,6 +6,7 @@ import json
 import warnings
 from pathlib import Path
 
+import evaluation_cases
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,12 +22,7 @@ from scalelong.evaluation.networks import INCEPTION_FILE, load_inception, load_t
 
 @pytest.fixture(scope="module")
 def inception_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights under the names of pytorch-fid's file, the classifier's included."""
-    torch.manual_seed(0)
-    weights = {**FIDInception().state_dict(), "fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}
-    path = tmp_path_factory.mktemp("inception") / "weights.pth"
-    torch.save(weights, path)
-    return path
+    return evaluation_cases.inception_file(tmp_path_factory.mktemp("inception") / "weights.pth")
 
 
 def test_the_network_of_the_fid_has_the_parameters_of_the_released_file() -> None:

@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,12 @@ from ..sampling.sample_run import BATCH, Conditions, Sampler, conditions_of, fix
 from ..utils.atomic import replace_text
 from ..utils.blocks import Fingerprint, Progress, block_ranges, short_hash, wait_until
 from ..utils.process import SINGLE, Rank, best_device, check_compiler, resolve_precision
+from .arrays import IMAGES, existing, read_arrays
 from .features import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
 from .manifold import precision_recall
-from .metrics import Figure, check_libraries, frechet_figure, kernel_distance, shuffled
+from .metrics import Figure, check_libraries, frechet_figure, inception_score, kernel_distance, shuffled
 from .networks import EFFICIENTNET, load_features
-from .reference import KEPT, Reference, Report, build_reference, load_reference, quiet
+from .reference import KEPT, Reference, Report, build_reference, describe_batch, load_reference, quiet
 from .results import (
     Evaluation,
     check_comparable,
@@ -60,6 +61,8 @@ class Plan:
     """Sample with compiled code; its images may be a grey level apart, and are not mixed or compared with others."""
     checkpoint: str | int = "last"
     """last, best (by validation loss) or a step."""
+    resize: str | None = None
+    """How the Inception resizes; None = as pytorch-fid does."""
 
 
 def evaluate_run(
@@ -74,9 +77,12 @@ def evaluate_run(
         check_compiler(best_device())
     run = Run(Path(folder))
     config = with_sampling(run.config(), **(plan.sampling or {}))
-    checkpoint, network = choose_checkpoint(run, plan.checkpoint), load_features(plan.network)
-    reference = load_reference(plan.reference or build_reference(config.data, network, rank=rank, progress=progress))
-    check_reference(reference, network)
+    checkpoint, network = choose_checkpoint(run, plan.checkpoint), load_features(plan.network, plan.resize)
+    if plan.reference is None:
+        reference = load_reference(build_reference(config.data, network, rank=rank, progress=progress))
+    else:
+        reference = open_reference(plan.reference, network, rank=rank, progress=progress)
+    network = with_all_features(network, reference)
     fingerprint = result_fingerprint(config, network, reference, plan.images, compiled=plan.compile)
     for weights in plan.weights if others else ():
         check_comparable(counterpart(fingerprint, weights, others).fingerprint, fingerprint)
@@ -94,16 +100,34 @@ def evaluate_run(
             "seed": plan.seed,
             "step": checkpoint.step,
             "model": weights_digest(checkpoint, weights)[:16],
+            **({"spatial": True} if reference.spatial is not None else {}),
         }
         place = run.folder / "evaluation" / f"step-{checkpoint.step:06d}-{weights}-{short_hash(content)}"
         sampler, shown = partial(open_sampler, weights), partial(progress, "images sampled")
         features = sampled_features(place, content, sampler, network, plan.images, rank, shown)
         if features is not None:
-            figures = figures_of(features, reference, network.distance)
+            figures = figures_of(features, reference, network)
             found.append(Evaluation(fingerprint, figures, checkpoint.step, weights, plan.seed))
     if found:
         record(run.folder, found)
     return found
+
+
+def open_reference(file: Path, network: FeatureNetwork, *, rank: Rank = SINGLE, progress: Report = quiet) -> Reference:
+    """That of a file; the network describes images in it, as in ADM's batches, which KID, precision and recall need."""
+    arrays = read_arrays(existing(file), ())
+    known = load_reference(file) if "mu" in arrays or IMAGES not in arrays else None
+    if known is not None:
+        check_reference(known, network)
+        if IMAGES not in arrays:
+            return known
+    described = load_reference(describe_batch(existing(file), network, rank=rank, progress=progress))
+    return described if known is None else replace(known, features=described.features)
+
+
+def with_all_features(network: FeatureNetwork, reference: Reference) -> FeatureNetwork:
+    """The network with the features that a reference has statistics of."""
+    return network if reference.spatial is None or network.with_spatial is None else network.with_spatial
 
 
 def evaluate_network(
@@ -126,8 +150,9 @@ def evaluate_network(
     check_libraries()
     check_reference(reference, network)
     sampler = Sampler(model, config, *(conditioning or conditions_of(config)), seed)
+    network = with_all_features(network, reference)
     features = [features_of(sampler, network, block) for block in block_ranges(images, BLOCK).values()]
-    figures = figures_of(torch.cat(features), reference, network.distance)
+    figures = figures_of(torch.cat(features), reference, network)
     return Evaluation(result_fingerprint(config, network, reference, images), figures, step, weights, seed)
 
 
@@ -157,14 +182,22 @@ def sampled_features(
     return torch.cat(list(stored_features(folder, count))) if is_first else None
 
 
-def figures_of(features: Tensor, reference: Reference, distance: str) -> dict[str, Figure]:
-    """Fréchet distance; and with raw features of the reference KID, precision and recall. Shape: features (N, D)."""
-    figures = {distance: frechet_figure(reference.statistics, features)}
-    if reference.features is None:
-        return figures
-    kernel = distance.replace("FD-", "KID-") if distance != "FID" else "KID"
-    figures[kernel] = kernel_distance(reference.features, features)
-    figures["precision"], figures["recall"] = precision_recall(reference.features, shuffled(features)[:KEPT])
+def figures_of(features: Tensor, reference: Reference, network: FeatureNetwork) -> dict[str, Figure]:
+    """Fréchet distances; with raw features of the reference KID, precision and recall; the Inception Score.
+
+    Shape: features (N, D), or with the sFID's behind them where the reference has statistics of those.
+    """
+    distance, width = network.distance, reference.statistics.width
+    pooled = features if reference.spatial is None else features[:, :width]
+    figures = {distance: frechet_figure(reference.statistics, pooled)}
+    if reference.spatial is not None:
+        figures["sFID"] = frechet_figure(reference.spatial, features[:, width:])
+    if reference.features is not None:
+        kernel = distance.replace("FD-", "KID-").replace("FID", "KID")
+        figures[kernel] = kernel_distance(reference.features, pooled)
+        figures["precision"], figures["recall"] = precision_recall(reference.features, shuffled(pooled)[:KEPT])
+    if network.classifier is not None:
+        figures["IS"], figures["IS-std"] = inception_score(pooled, network.classifier)
     return figures
 
 
@@ -218,7 +251,7 @@ class Evaluator:
             return None if content is None else Evaluation.from_json(content)
         found = None
         if features is not None:
-            figures = figures_of(features, self.reference, self.network.distance)
+            figures = figures_of(features, self.reference, self.network)
             found = Evaluation(self.fingerprint, figures, step, weights)
             record(self.run_folder, [found])
         self.exchange.mkdir(exist_ok=True)

@@ -35,22 +35,35 @@ class Resize:
     """From bytes to what a network reads: resized to a square, then (x/255 − mean) / std."""
 
     size: int | None
-    mode: Literal["bilinear", "bicubic"] = "bilinear"
+    mode: Literal["bilinear", "bicubic", "tf1"] = "bilinear"
     antialias: bool = True
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    clipped: bool = False
+    """Bicubic interpolation leaves the range of the bytes, which some libraries cut off again."""
 
     def __call__(self, images: Tensor) -> Tensor:
         """Shape: (B, 3, H, W), uint8 → (B, 3, size, size), float32."""
         x = images.float() / 255
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
-            x = F.interpolate(x, (self.size, self.size), mode=self.mode, align_corners=False, antialias=self.antialias)
+            x = self._resized(x, self.size)
         mean, std = (x.new_tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
         return (x - mean) / std
 
+    def _resized(self, x: Tensor, size: int) -> Tensor:
+        if self.mode == "tf1":
+            return resize_as_tensorflow1(x, size)
+        # With antialiasing these are PIL's kernels, but for rounding.
+        x = F.interpolate(x, (size, size), mode=self.mode, align_corners=False, antialias=self.antialias)
+        return x.clamp(0, 1) if self.clipped else x
+
     def __str__(self) -> str:
-        how = f"{self.mode} to {self.size} px{' with antialiasing' if self.antialias else ''}"
-        return "none" if self.size is None else how
+        if self.size is None:
+            return "none"
+        if self.mode == "tf1":
+            return f"bilinear to {self.size} px as TensorFlow 1"
+        how = " with antialiasing" if self.antialias else ""
+        return f"{self.mode} to {self.size} px{how}{', clipped' if self.clipped else ''}"
 
     @property
     def in_full(self) -> str:
@@ -61,6 +74,22 @@ class Resize:
         """
         mean, std = (" ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
         return f"{self}, mean {mean}, deviation {std}"
+
+
+def resize_as_tensorflow1(x: Tensor, size: int) -> Tensor:
+    """Bilinear, with pixel i of the result at i·old/new of the image: later resizes count from the pixels' centres.
+
+    >>> resize_as_tensorflow1(torch.tensor([0.0, 4.0]).expand(1, 1, 2, 2), 4)[0, 0, 0].tolist()
+    [0.0, 2.0, 4.0, 4.0]
+    """
+    for dimension in (-2, -1):
+        old = x.shape[dimension]
+        places = torch.arange(size, device=x.device) * (old / size)
+        below = places.long()
+        above = (below + 1).clamp_max(old - 1)
+        share = (places - below).view(-1, 1) if dimension == -2 else places - below
+        x = torch.lerp(x.index_select(dimension, below), x.index_select(dimension, above), share)
+    return x
 
 
 @dataclass(frozen=True)
@@ -74,6 +103,12 @@ class FeatureNetwork:
     distance: str
     """What the Fréchet distance on these features is called. Only the original network's is the FID."""
     forward: Callable[[Tensor], Tensor]
+    classifier: Tensor | None = None
+    """Where the Inception Score is defined, what gives the logits of features. Shape: (classes, D)."""
+    width: int | None = None
+    """How many numbers the features have, where that is known before an image is read."""
+    with_spatial: FeatureNetwork | None = None
+    """The same network, whose rows go on with the spatial features of the sFID."""
 
     @property
     def fingerprint(self) -> Fingerprint:

@@ -20,6 +20,8 @@ CONFIDENCE = 0.95
 GROUPS = 20
 # The subsets of the KID's authors have 1000 images; smaller ones estimate the same, and ten at least give an error.
 SUBSET, SUBSETS = 1000, 10
+# Of the Inception Score; papers report the mean and the deviation of so many.
+SPLITS = 10
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,23 @@ def kernel_distance(real: Tensor, generated: Tensor, subset: int | None = None) 
     reals, others = (shuffled(features)[: count * subset].double().split(subset) for features in (real, generated))
     values = torch.tensor([float(estimate(*pair)) for pair in zip(reals, others, strict=True)], dtype=torch.float64)
     return with_error(values.mean().item(), values.std().item() / math.sqrt(count), count - 1)
+
+
+def inception_score(features: Tensor, classifier: Tensor, splits: int = SPLITS) -> tuple[Figure, Figure]:
+    """Salimans et al. (2016): exp of the mean of KL(p(y|x) ‖ p(y)), its mean over splits and its deviation.
+
+    Shape: features (N, D), classifier (classes, D). torchmetrics' own draws the splits from the global random state.
+    """
+    if len(features) < splits:
+        raise ValueError(f"the Inception Score needs at least {splits} images, not {len(features)}")
+    scores = []
+    for part in shuffled(features).tensor_split(splits):
+        logs = (part.double() @ classifier.double().T).log_softmax(1)
+        marginal = logs.logsumexp(0) - math.log(len(logs))
+        scores.append((logs.exp() * (logs - marginal)).sum(1).mean().exp())
+    found = torch.stack(scores)
+    mean, error = found.mean().item(), found.std().item() / math.sqrt(splits)
+    return with_error(mean, error, splits - 1), Figure(found.std(correction=0).item())
 
 
 def import_kid() -> Any:

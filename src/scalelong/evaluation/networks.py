@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ..data.errors import DataError, first_line, import_extra
 from ..utils.atomic import sha256_of
 from ..utils.process import own_device
 from .features import FeatureError, FeatureNetwork, Resize
-from .inception import FIDInception
+from .inception import POOLED, FIDInception
 
 INCEPTION, EFFICIENTNET = "inception", "efficientnet-lite0"
 KNOWN = f"{INCEPTION}, {INCEPTION}:WEIGHTS, {EFFICIENTNET}, a TorchScript file, or a transformers vision model"
@@ -26,17 +27,28 @@ INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
 INCEPTION_HASH = "6726825d"
 
+# TensorFlow's own resize is that of the original FID, of ADM's evaluator, torch-fidelity and NVIDIA's files;
+# pytorch-fid's counts from the centres of pixels; clean-fid's is PIL's bicubic one of each channel in float32.
+BYTES = {"mean": (128 / 255,) * 3, "std": (128 / 255,) * 3}
+RESIZES = {
+    "pytorch-fid": Resize(299, antialias=False, mean=(0.5,) * 3, std=(0.5,) * 3),
+    "tf1": Resize(299, "tf1", antialias=False, **BYTES),
+    "clean": Resize(299, "bicubic", clipped=True, **BYTES),
+}
+
 # Vision parts of models that `AutoModel` would load together with what reads text.
 VISION_PARTS = {"clip": "CLIPVisionModel", "siglip": "SiglipVisionModel"}
 KEY = "the feature network"
 
 
-def load_features(name: str) -> FeatureNetwork:
+def load_features(name: str, resize: str | None = None) -> FeatureNetwork:
     """A feature network: `inception`, `inception:WEIGHTS`, `efficientnet-lite0`, a TorchScript file, or a vision model
-    of transformers (a folder, or `owner/name` on the hub)."""
+    of transformers (a folder, or `owner/name` on the hub). `resize` is one of RESIZES, and the Inception's alone."""
     kind, _, weights = name.partition(":")
     if kind == INCEPTION:
-        return load_inception(weights or None)
+        return load_inception(weights or None, resize or "pytorch-fid")
+    if resize is not None:
+        raise FeatureError(f"--resize is for --network {INCEPTION}: {name} has a resize of its own")
     if name == EFFICIENTNET:
         return load_efficientnet()
     path = Path(name).expanduser()
@@ -47,24 +59,34 @@ def load_features(name: str) -> FeatureNetwork:
     return load_transformers(name)
 
 
-def load_inception(weights: str | None = None) -> FeatureNetwork:
-    """The network of the FID. Resized as by pytorch-fid: bilinear, half-pixel centres, no antialiasing.
-
-    TensorFlow's own resize, which torch-fidelity and NVIDIA's files imitate, puts the pixels elsewhere.
-    """
+def load_inception(weights: str | None = None, how: str = "pytorch-fid") -> FeatureNetwork:
+    """The network of the FID, and of the Inception Score; `how` it resizes is one of RESIZES."""
+    if how not in RESIZES:
+        raise FeatureError(f"--resize is one of {', '.join(RESIZES)}, not {how!r}")
     path = fetch_inception() if weights is None else Path(weights).expanduser()
     if not path.is_file():
         raise FeatureError(f"there are no weights {str(path)!r}; they can be downloaded from {INCEPTION_URL}")
-    digest, network = sha256_of(path), FIDInception()
+    digest, network, found = sha256_of(path), FIDInception(), load_weights(path)
     try:
         # The file has the classifier's weights too, which no feature depends on.
-        network.load_state_dict({key: value for key, value in load_weights(path).items() if key[:3] != "fc."})
+        network.load_state_dict({key: value for key, value in found.items() if key[:3] != "fc."})
     except (RuntimeError, AttributeError) as error:
         raise FeatureError(f"{path} does not hold the weights of the FID's Inception: {first_line(error)}") from error
-    resize, network = Resize(299, antialias=False, mean=(0.5,) * 3, std=(0.5,) * 3), network.eval().to(own_device())
-    # Other weights in the same network give another distance.
-    label = "FID" if digest.startswith(INCEPTION_HASH) else "FD-Inception"
-    return FeatureNetwork(INCEPTION, digest[:16], str(resize), label, lambda images: network(resize(images)))
+    network.eval().to(own_device())
+    resize, released = RESIZES[how], digest.startswith(INCEPTION_HASH)
+    # Other weights in the same network give another distance, and no Inception Score.
+    label = "FD-Inception" if not released else "FID-clean" if how == "clean" else "FID"
+    plain = FeatureNetwork(
+        INCEPTION,
+        digest[:16],
+        str(resize),
+        label,
+        lambda images: network(resize(images)),
+        # The graph of the Inception Score multiplies by these weights, and leaves out the bias that is beside them.
+        classifier=found["fc.weight"] if label == "FID" else None,
+        width=POOLED,
+    )
+    return replace(plain, with_spatial=replace(plain, forward=lambda images: network.with_spatial(resize(images))))
 
 
 def fetch_inception() -> Path:
