@@ -60,7 +60,8 @@ def test_the_distance_is_that_of_the_definition(count: int) -> None:
     assert frechet_figure(statistics_of(real), generated).value == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_kernel_distance_is_that_of_the_definition() -> None:
+def test_the_kernel_distance_is_the_unbiased_estimate_with_the_cubic_kernel() -> None:
+    pytest.importorskip("torchmetrics")
     real, generated = gaussians(40, 5, 0), gaussians(40, 5, 1, mean=0.5)
     order = random_order(40).numpy()
     values = []
@@ -72,7 +73,8 @@ def test_the_kernel_distance_is_that_of_the_definition() -> None:
     assert kernel_distance(real, generated, subset=10).value == pytest.approx(np.mean(values), rel=1e-9)
 
 
-def test_precision_and_recall_are_those_of_the_definition() -> None:
+@pytest.mark.parametrize("pairs", [1, 1000, 1 << 25])
+def test_blocks_of_any_size_give_the_precision_and_recall_of_the_definition(pairs: int) -> None:
     real, generated = gaussians(50, 3, 0), gaussians(60, 3, 1, mean=0.7)
 
     def share_inside(points, queries) -> float:
@@ -80,7 +82,7 @@ def test_precision_and_recall_are_those_of_the_definition() -> None:
         radii = np.sort(between, axis=1)[:, 3]  # The nearest of all is the point itself.
         return (np.linalg.norm(queries[:, None] - points[None], axis=2) <= radii).any(1).mean()
 
-    precision, recall = precision_recall(real, generated)
+    precision, recall = precision_recall(real, generated, pairs=pairs)
     assert precision.value == share_inside(real.numpy(), generated.numpy())
     assert recall.value == share_inside(generated.numpy(), real.numpy())
 

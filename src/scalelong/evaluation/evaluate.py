@@ -115,14 +115,15 @@ def evaluate_run(
 
 def open_reference(file: Path, network: FeatureNetwork, *, rank: Rank = SINGLE, progress: Report = quiet) -> Reference:
     """That of a file; the network describes images in it, as in ADM's batches, which KID, precision and recall need."""
-    arrays = read_arrays(existing(file), ())
-    known = load_reference(file) if "mu" in arrays or IMAGES not in arrays else None
-    if known is not None:
-        check_reference(known, network)
-        if IMAGES not in arrays:
-            return known
-    described = load_reference(describe_batch(existing(file), network, rank=rank, progress=progress))
-    return described if known is None else replace(known, features=described.features)
+    names = read_arrays(existing(file), ()).keys()
+    if IMAGES in names and "mu" not in names:
+        return load_reference(describe_batch(file, network, rank=rank, progress=progress))
+    published = load_reference(file)
+    check_reference(published, network)
+    if IMAGES not in names:
+        return published
+    described = load_reference(describe_batch(file, network, rank=rank, progress=progress))
+    return replace(published, features=described.features)
 
 
 def with_all_features(network: FeatureNetwork, reference: Reference) -> FeatureNetwork:

@@ -151,8 +151,11 @@ class FIDInception(nn.Sequential):
     def with_spatial(self, input: Tensor) -> Tensor:
         """Both kinds of features, one after the other. Shape: (B, 3, 299, 299) → (B, 2048 + 17·17·7)."""
         seen: list[Tensor] = []
+
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen.append(output[:, :SPATIAL_CHANNELS])
+
         # TensorFlow's graph calls the output of this convolution mixed_6/conv; its channels come last.
-        part = self.Mixed_6d.get_submodule("branch1x1")
-        with part.register_forward_hook(lambda module, inputs, output: seen.append(output)):
+        with self.Mixed_6d.get_submodule("branch1x1").register_forward_hook(keep):
             pooled = self(input)
-        return torch.cat([pooled, seen[0][:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1)], 1)
+        return torch.cat([pooled, seen[0].permute(0, 2, 3, 1).flatten(1)], 1)

@@ -114,21 +114,16 @@ class Figure:
         return f"{self.value:.4g} ({self.low:.4g} … {self.high:.4g})"
 
 
-def frechet_distance(first: Statistics, second: Statistics) -> float:
-    """‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁^½ Σ₂ Σ₁^½)^½), in float64.
+def distance_from(reference: Statistics) -> Callable[[Statistics], float]:
+    """The Fréchet distance ‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁^½ Σ₂ Σ₁^½)^½) from one side, whose root is taken once.
 
-    The eigenvalues under the root are those of a symmetric matrix: real, and right for singular covariances as well.
-    torchmetrics' own takes those of Σ₁Σ₂, which is not symmetric, and wants the features of torch-fidelity.
+    In float64. The eigenvalues under the root are those of a symmetric matrix: real, and right for singular covariances
+    as well. torchmetrics' own takes those of Σ₁Σ₂, which is not symmetric, and wants the features of torch-fidelity.
 
     >>> normal = Statistics(torch.zeros(2).double(), torch.eye(2).double(), 10)
-    >>> frechet_distance(normal, Statistics(torch.ones(2).double(), 4 * torch.eye(2).double(), 10))
+    >>> distance_from(normal)(Statistics(torch.ones(2).double(), 4 * torch.eye(2).double(), 10))
     4.0
     """
-    return distance_from(first)(second)
-
-
-def distance_from(reference: Statistics) -> Callable[[Statistics], float]:
-    """The Fréchet distance from one side, whose root is taken once."""
     values, vectors = torch.linalg.eigh(reference.covariance)
     root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 

@@ -29,11 +29,11 @@ INCEPTION_HASH = "6726825d"
 
 # TensorFlow's own resize is that of the original FID, of ADM's evaluator, torch-fidelity and NVIDIA's files;
 # pytorch-fid's counts from the centres of pixels; clean-fid's is PIL's bicubic one of each channel in float32.
-BYTES = {"mean": (128 / 255,) * 3, "std": (128 / 255,) * 3}
+HALF, BYTES = (0.5,) * 3, (128 / 255,) * 3
 RESIZES = {
-    "pytorch-fid": Resize(299, antialias=False, mean=(0.5,) * 3, std=(0.5,) * 3),
-    "tf1": Resize(299, "tf1", antialias=False, **BYTES),
-    "clean": Resize(299, "bicubic", clipped=True, **BYTES),
+    "pytorch-fid": Resize(299, antialias=False, mean=HALF, std=HALF),
+    "tf1": Resize(299, "tf1", antialias=False, mean=BYTES, std=BYTES),
+    "clean": Resize(299, "bicubic", clipped=True, mean=BYTES, std=BYTES),
 }
 
 # Vision parts of models that `AutoModel` would load together with what reads text.

@@ -102,6 +102,7 @@ def build_reference(
 
 def describe_batch(file: Path, network: FeatureNetwork, *, rank: Rank = SINGLE, progress: Report = quiet) -> Path:
     """The statistics and raw features of the images in an .npz, made once as those of a dataset are."""
+    file = existing(file)
     images, content = read_images(file), sha256_of(file)[:16]
 
     def describe(numbers: range, done: ShareDone) -> Tensor:

@@ -118,8 +118,8 @@ def check_reference(reference: Reference, network: FeatureNetwork) -> None:
         raise NotComparable(f"{said}: {f'use --resize {fitting[0]}' if fitting else advice}")
     if "weights" not in found and not network.distance.startswith("FID"):
         raise NotComparable(
-            "the reference does not say what it was made with, so it is taken for pytorch-fid's, whose network is "
-            f"{INCEPTION!r} with the released weights, and the evaluation's is {network.name!r} with the weights "
+            "the reference does not say what weights it was made with, so it is taken for pytorch-fid's, whose network "
+            f"is {INCEPTION!r} with the released weights, and the evaluation's is {network.name!r} with the weights "
             f"{network.weights}: {advice}"
         )
     if network.width not in (None, width):
