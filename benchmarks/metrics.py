@@ -42,7 +42,7 @@ def main() -> None:
     print(f"{network.distance}, {len(first)} reference images, {rate:.1f} images/s", flush=True)
     rows: dict[str, dict[str, Figure]] = {}
     for name, features in cases(second[:count], test[:count], halves, network):
-        rows[name] = figures_of(features, reference, network.distance)
+        rows[name] = figures_of(features, reference, network)
         print(f"{name:>16}  " + "  ".join(f"{key} {value}" for key, value in rows[name].items()), flush=True)
     if options.json:
         content = {name: {key: vars(value) for key, value in row.items()} for name, row in rows.items()}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from scalelong.config import load_recipe
 from scalelong.evaluation import FeatureNetwork, Reference
 from scalelong.evaluation.features import Resize
+from scalelong.evaluation.inception import FIDInception
 from scalelong.evaluation.metrics import statistics_of
 from scalelong.training import train
 
@@ -45,6 +46,14 @@ def gaussians(count: int, width: int, seed: int, *, mean: float = 0.0, stretch: 
 def reference_of(features: Tensor, network: FeatureNetwork) -> Reference:
     facts = {"network": network.name, "weights": network.weights, "resize": network.resize, "data": "synthetic"}
     return Reference(statistics_of(features), {**facts}, features.float())
+
+
+def inception_file(path: Path) -> Path:
+    """Random weights under the names of pytorch-fid's file, the classifier's included."""
+    torch.manual_seed(0)
+    classifier = {"fc.weight": torch.randn(1008, 2048) / 8, "fc.bias": torch.randn(1008)}
+    torch.save({**FIDInception().state_dict(), **classifier}, path)
+    return path
 
 
 class ScriptedFeatures(nn.Module):

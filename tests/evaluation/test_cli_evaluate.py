@@ -102,6 +102,11 @@ def test_an_evaluation_is_compared_with_an_earlier_one_only_where_that_is_fair(m
         (("evaluate", "run", "--network", "net.pt", "--checkpoint", "best"), "use --checkpoint last"),
         (("evaluate", "run", "--network", "net.pt", "--seed", str(2**64)), "--seed"),
         (("evaluate", "run", "--network", "net.pt", "--reference", "net.features.npy"), "it holds one array"),
+        (
+            ("evaluate", "run", "--resize", "tf1"),
+            "--resize is for --network inception: eff",
+        ),
+        (("evaluate", "run", "--resize", "nearest"), "'nearest' is not one of 'pytorch-fid', 'tf1', 'clean'"),
         (("stats", "digitz", "--network", "net.pt"), "did you mean 'digits'?"),
         (("stats", "x.zip", "--size", "8", "--set", "seed=1"), "--set changes a recipe"),
     ],

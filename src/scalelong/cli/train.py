@@ -168,8 +168,8 @@ def export(
 ) -> None:
     """Write a trained run for diffusers or for the public U-ViT code.
 
-    Constants are folded into the weights where that is exact; else the folder's README has the lines that scale the
-    skips again after loading.
+    Constants are folded into the weights where that is exact; else only scalelong loads the folder, by the lines in its
+    README.
 
     \b
     Examples:
@@ -182,6 +182,6 @@ def export(
     done = exports.export_run(run, to, out, weights=weights, checkpoint=checkpoint)
     typer.echo(f"written: {done.folder}")
     if not done.fused:
-        typer.echo(f"the scaling is beside the weights, not in them: {done.reason}; its README says how to load it")
+        typer.echo(f"the scaling could not be folded into the weights: {done.reason}; its README says how to load it")
     if push is not None:
         typer.echo(f"uploaded: {exports.push(done.folder, push, private=private)}")

@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,12 @@ from ..sampling.sample_run import BATCH, Conditions, Sampler, conditions_of, fix
 from ..utils.atomic import replace_text
 from ..utils.blocks import Fingerprint, Progress, block_ranges, wait_until
 from ..utils.process import SINGLE, Rank, best_device, check_compiler, resolve_precision
-from .features import BLOCK, EFFICIENTNET, FeatureNetwork, ShareDone, fill_features, load_features, stored_features
-from .metrics import Figure, check_libraries, frechet_figure, kernel_distance, precision_recall, shuffled
-from .reference import KEPT, Reference, Report, build_reference, load_reference, quiet
+from .arrays import IMAGES, existing, read_arrays
+from .features import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
+from .manifold import precision_recall
+from .metrics import Figure, check_libraries, frechet_figure, inception_score, kernel_distance, shuffled
+from .networks import EFFICIENTNET, load_features
+from .reference import KEPT, Reference, Report, build_reference, describe_batch, load_reference, quiet
 from .results import (
     Evaluation,
     check_comparable,
@@ -59,6 +62,8 @@ class Plan:
     """Sample with compiled code; its images may be a grey level apart, and are not mixed or compared with others."""
     checkpoint: str | int = "last"
     """last, best (by validation loss) or a step."""
+    resize: str | None = None
+    """How the Inception resizes; None = as pytorch-fid does."""
 
 
 def evaluate_run(
@@ -73,9 +78,12 @@ def evaluate_run(
         check_compiler(best_device())
     run = Run(Path(folder))
     config = with_sampling(run.config(), **(plan.sampling or {}))
-    checkpoint, network = choose_checkpoint(run, plan.checkpoint), load_features(plan.network)
-    reference = load_reference(plan.reference or build_reference(config.data, network, rank=rank, progress=progress))
-    check_reference(reference, network)
+    checkpoint, network = choose_checkpoint(run, plan.checkpoint), load_features(plan.network, plan.resize)
+    if plan.reference is None:
+        reference = load_reference(build_reference(config.data, network, rank=rank, progress=progress))
+    else:
+        reference = open_reference(plan.reference, network, rank=rank, progress=progress)
+    network = with_all_features(network, reference)
     fingerprint = result_fingerprint(config, network, reference, plan.images, compiled=plan.compile)
     for weights in plan.weights if others else ():
         check_comparable(counterpart(fingerprint, weights, others).fingerprint, fingerprint)
@@ -93,16 +101,35 @@ def evaluate_run(
             "seed": plan.seed,
             "step": checkpoint.step,
             "model": weights_digest(checkpoint, weights)[:16],
+            **({"spatial": True} if reference.spatial is not None else {}),
         }
         place = run.folder / "evaluation" / f"step-{checkpoint.step:06d}-{weights}-{short_hash(content)}"
         sampler, shown = partial(open_sampler, weights), partial(progress, "images sampled")
         features = sampled_features(place, content, sampler, network, plan.images, rank, shown)
         if features is not None:
-            figures = figures_of(features, reference, network.distance)
+            figures = figures_of(features, reference, network)
             found.append(Evaluation(fingerprint, figures, checkpoint.step, weights, plan.seed))
     if found:
         record(run.folder, found)
     return found
+
+
+def open_reference(file: Path, network: FeatureNetwork, *, rank: Rank = SINGLE, progress: Report = quiet) -> Reference:
+    """That of a file; the network describes images in it, as in ADM's batches, which KID, precision and recall need."""
+    names = read_arrays(existing(file), ()).keys()
+    if IMAGES in names and "mu" not in names:
+        return load_reference(describe_batch(file, network, rank=rank, progress=progress))
+    published = load_reference(file)
+    check_reference(published, network)
+    if IMAGES not in names:
+        return published
+    described = load_reference(describe_batch(file, network, rank=rank, progress=progress))
+    return replace(published, features=described.features)
+
+
+def with_all_features(network: FeatureNetwork, reference: Reference) -> FeatureNetwork:
+    """The network with the features that a reference has statistics of."""
+    return network if reference.spatial is None or network.with_spatial is None else network.with_spatial
 
 
 def evaluate_network(
@@ -125,8 +152,9 @@ def evaluate_network(
     check_libraries()
     check_reference(reference, network)
     sampler = Sampler(model, config, *(conditioning or conditions_of(config)), seed)
+    network = with_all_features(network, reference)
     features = [features_of(sampler, network, block) for block in block_ranges(images, BLOCK).values()]
-    figures = figures_of(torch.cat(features), reference, network.distance)
+    figures = figures_of(torch.cat(features), reference, network)
     return Evaluation(result_fingerprint(config, network, reference, images), figures, step, weights, seed)
 
 
@@ -156,14 +184,22 @@ def sampled_features(
     return torch.cat(list(stored_features(folder, count))) if is_first else None
 
 
-def figures_of(features: Tensor, reference: Reference, distance: str) -> dict[str, Figure]:
-    """Fréchet distance; and with raw features of the reference KID, precision and recall. Shape: features (N, D)."""
-    figures = {distance: frechet_figure(reference.statistics, features)}
-    if reference.features is None:
-        return figures
-    kernel = distance.replace("FD-", "KID-") if distance != "FID" else "KID"
-    figures[kernel] = kernel_distance(reference.features, features)
-    figures["precision"], figures["recall"] = precision_recall(reference.features, shuffled(features)[:KEPT])
+def figures_of(features: Tensor, reference: Reference, network: FeatureNetwork) -> dict[str, Figure]:
+    """Fréchet distances; with raw features of the reference KID, precision and recall; the Inception Score.
+
+    Shape: features (N, D), or with the sFID's behind them where the reference has statistics of those.
+    """
+    distance, width = network.distance, reference.statistics.width
+    pooled = features if reference.spatial is None else features[:, :width]
+    figures = {distance: frechet_figure(reference.statistics, pooled)}
+    if reference.spatial is not None:
+        figures["sFID"] = frechet_figure(reference.spatial, features[:, width:])
+    if reference.features is not None:
+        kernel = distance.replace("FD-", "KID-").replace("FID", "KID")
+        figures[kernel] = kernel_distance(reference.features, pooled)
+        figures["precision"], figures["recall"] = precision_recall(reference.features, shuffled(pooled)[:KEPT])
+    if network.classifier is not None:
+        figures["IS"], figures["IS-std"] = inception_score(pooled, network.classifier)
     return figures
 
 
@@ -171,24 +207,11 @@ class Stopped(Exception):
     """A process should stop, so the evaluation is given up."""
 
 
-@dataclass(frozen=True)
 class Evaluator:
     """Evaluates a run's network as `scalelong evaluate` would; every process of the run has one, and calls it alike."""
 
-    config: Config
-    run_folder: Path
-    conditioning: Conditioning
-    condition: Condition
-    """That of each image."""
-    feature_network: FeatureNetwork
-    reference: Reference
-    rank: Rank
-    uses_fsdp: bool
-    """Whether a forward pass takes all processes."""
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         config: Config,
         run_folder: Path,
         conditioning: Conditioning,
@@ -197,12 +220,17 @@ class Evaluator:
         rank: Rank,
         uses_fsdp: bool,
         progress: Report = quiet,
-    ) -> Evaluator:
-        """Load the feature network, and the statistics of the training images, which are made if they are not there."""
+    ) -> None:
+        """Load the feature network, and the statistics of the training images, which are made if they are not there.
+
+        `condition` is that of each image; with FSDP a forward pass takes all processes.
+        """
         check_libraries()
-        network = load_features(config.evaluation.network)
-        reference = load_reference(build_reference(config.data, network, rank=rank, progress=progress))
-        return cls(config, run_folder, conditioning, condition, network, reference, rank, uses_fsdp)
+        self.config, self.run_folder, self.exchange = config, run_folder, run_folder / EXCHANGE
+        self.conditioning, self.condition = conditioning, condition
+        self.rank, self.uses_fsdp = rank, uses_fsdp
+        self.network = load_features(config.evaluation.network)
+        self.reference = load_reference(build_reference(config.data, self.network, rank=rank, progress=progress))
 
     def begin(self, step: int) -> None:
         """Forget what came after a step, and what a killed evaluation left; for the first process."""
@@ -225,7 +253,7 @@ class Evaluator:
             return None if content is None else Evaluation.from_json(content)
         found = None
         if features is not None:
-            figures = figures_of(features, self.reference, self.feature_network.distance)
+            figures = figures_of(features, self.reference, self.network)
             found = Evaluation(self.fingerprint, figures, step, weights)
             record(self.run_folder, [found])
         self.exchange.mkdir(exist_ok=True)
@@ -239,11 +267,7 @@ class Evaluator:
         if self.uses_fsdp:
             precision = resolve_precision(config.training.precision, best_device())
         images = config.evaluation.images
-        return result_fingerprint(config, self.feature_network, self.reference, images, precision=precision)
-
-    @property
-    def exchange(self) -> Path:
-        return self.run_folder / EXCHANGE
+        return result_fingerprint(config, self.network, self.reference, images, precision=precision)
 
     def _features(
         self, network: nn.Module, step: int, weights: Weights, should_stop: Callable[[], bool]
@@ -262,9 +286,7 @@ class Evaluator:
 
         images, content = self.config.evaluation.images, {"step": step, "weights": weights}
         try:
-            features = sampled_features(
-                folder, content, lambda: sampler, self.feature_network, images, self.rank, check_stop
-            )
+            features = sampled_features(folder, content, lambda: sampler, self.network, images, self.rank, check_stop)
         except Stopped:
             return None
         if self.uses_fsdp:

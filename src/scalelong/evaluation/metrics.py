@@ -1,4 +1,4 @@
-"""Statistics of features, and distances between two sets of them, each with a 95 % interval.
+"""Statistics of features, and the Fréchet and kernel distances between two sets, each with a 95 % interval.
 
 An interval says how far a figure would move with as many other samples. Fréchet distance and recall: against
 the same reference. Precision: the same, exactly binomial. KID, which is unbiased: with another reference as well.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,9 +20,8 @@ CONFIDENCE = 0.95
 GROUPS = 20
 # The subsets of the KID's authors have 1000 images; smaller ones estimate the same, and ten at least give an error.
 SUBSET, SUBSETS = 1000, 10
-NEIGHBOURS = 3
-# Distances of so many pairs are in memory at once: 128 MB in float32.
-PAIRS = 1 << 25
+# Of the Inception Score; papers report the mean and the deviation of so many.
+SPLITS = 10
 
 
 @dataclass(frozen=True)
@@ -115,21 +114,16 @@ class Figure:
         return f"{self.value:.4g} ({self.low:.4g} … {self.high:.4g})"
 
 
-def frechet_distance(first: Statistics, second: Statistics) -> float:
-    """‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁^½ Σ₂ Σ₁^½)^½), in float64.
+def distance_from(reference: Statistics) -> Callable[[Statistics], float]:
+    """The Fréchet distance ‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁^½ Σ₂ Σ₁^½)^½) from one side, whose root is taken once.
 
-    The eigenvalues under the root are those of a symmetric matrix: real, and right for singular covariances as well.
-    torchmetrics' own takes those of Σ₁Σ₂, which is not symmetric, and wants the features of torch-fidelity.
+    In float64. The eigenvalues under the root are those of a symmetric matrix: real, and right for singular covariances
+    as well. torchmetrics' own takes those of Σ₁Σ₂, which is not symmetric, and wants the features of torch-fidelity.
 
     >>> normal = Statistics(torch.zeros(2).double(), torch.eye(2).double(), 10)
-    >>> frechet_distance(normal, Statistics(torch.ones(2).double(), 4 * torch.eye(2).double(), 10))
+    >>> distance_from(normal)(Statistics(torch.ones(2).double(), 4 * torch.eye(2).double(), 10))
     4.0
     """
-    return distance_from(first)(second)
-
-
-def distance_from(reference: Statistics) -> Callable[[Statistics], float]:
-    """The Fréchet distance from one side, whose root is taken once."""
     values, vectors = torch.linalg.eigh(reference.covariance)
     root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 
@@ -238,11 +232,21 @@ def kernel_distance(real: Tensor, generated: Tensor, subset: int | None = None) 
     return with_error(values.mean().item(), values.std().item() / math.sqrt(count), count - 1)
 
 
-def check_libraries() -> None:
-    """Raise where a library that the figures need is not installed: before images are sampled, not after."""
-    import_kid()
-    if importlib.util.find_spec("scipy") is None:
-        raise ImportError('the intervals need scipy: pip install "scalelong[eval]"')
+def inception_score(features: Tensor, classifier: Tensor, splits: int = SPLITS) -> tuple[Figure, Figure]:
+    """Salimans et al. (2016): exp of the mean of KL(p(y|x) ‖ p(y)), its mean over splits and its deviation.
+
+    Shape: features (N, D), classifier (classes, D). torchmetrics' own draws the splits from the global random state.
+    """
+    if len(features) < splits:
+        raise ValueError(f"the Inception Score needs at least {splits} images, not {len(features)}")
+    scores = []
+    for part in shuffled(features).tensor_split(splits):
+        logs = (part.double() @ classifier.double().T).log_softmax(1)
+        marginal = logs.logsumexp(0) - math.log(len(logs))
+        scores.append((logs.exp() * (logs - marginal)).sum(1).mean().exp())
+    found = torch.stack(scores)
+    mean, error = found.mean().item(), found.std().item() / math.sqrt(splits)
+    return with_error(mean, error, splits - 1), Figure(found.std(correction=0).item())
 
 
 def import_kid() -> Any:
@@ -254,82 +258,8 @@ def import_kid() -> Any:
     return poly_mmd
 
 
-def precision_recall(
-    real: Tensor, generated: Tensor, *, neighbours: int = NEIGHBOURS, groups: int = GROUPS, pairs: int = PAIRS
-) -> tuple[Figure, Figure]:
-    """Kynkäänniemi et al. (2019): the share of images inside the other kind's manifold, the union of the balls that
-    reach to each image's k-th neighbour. Shape: (N, D), (M, D); memory for `pairs` distances at once.
-
-    torchmetrics has neither. Precision is a share of independent images; recall depends on all generated ones
-    together, so groups of them are left out in turn.
-    """
-    for name, features in (("real", real), ("generated", generated)):
-        if len(features) < 2 * (neighbours + 1):
-            raise ValueError(f"precision and recall need {2 * (neighbours + 1)} {name} images, not {len(features)}")
-    centre = real.mean(0)
-    real, generated = real - centre, shuffled(generated - centre)
-    inside = coverage(generated, real, all_radii(real, neighbours, 1, pairs), pairs)[0]
-    groups = min(groups, len(generated) // (neighbours + 1))
-    covered = coverage(real, generated, all_radii(generated, neighbours, groups, pairs), pairs)
-    shares = covered.double().mean(1).tolist()
-    recall = jackknife(shares[0], shares[1:])
-    recall = replace(recall, low=max(0.0, recall.low or 0.0), high=min(1.0, recall.high or 0.0))
-    return wilson(int(inside.sum()), len(inside)), recall
-
-
-def all_radii(points: Tensor, neighbours: int, groups: int, pairs: int) -> Tensor:
-    """Distance of each point to its k-th neighbour: of all, then without each group. Shape: (1 + groups, N).
-
-    Points of the group that is left out have the radius −1, which nothing is within. One group is none.
-    """
-    nearest = torch.cat(list(nearest_by_group(points, neighbours, groups, pairs)))
-    rows = [nearest.flatten(1).kthvalue(neighbours, 1).values]
-    for group, own in enumerate(group_slices(len(points), groups) if groups > 1 else []):
-        kept = torch.cat([nearest[:, :group], nearest[:, group + 1 :]], 1).flatten(1)
-        radii = kept.kthvalue(neighbours, 1).values
-        radii[own] = -1
-        rows.append(radii)
-    return torch.stack(rows)
-
-
-def nearest_by_group(points: Tensor, neighbours: int, groups: int, pairs: int) -> Iterator[Tensor]:
-    """For blocks of points, the distances to the nearest others in each group. Shape: (B, groups, k)."""
-    for start, block in blocks(points, len(points), pairs):
-        distances = torch.cdist(block, points)
-        own = torch.arange(len(block))
-        distances[own, start + own] = math.inf
-        parts = (distances[:, own] for own in group_slices(len(points), groups))
-        yield torch.stack([part.topk(neighbours, largest=False).values for part in parts], 1)
-
-
-def group_slices(size: int, groups: int) -> list[slice]:
-    """
-    >>> group_slices(5, 2)
-    [slice(0, 2, None), slice(2, 5, None)]
-    """
-    bounds = [number * size // groups for number in range(groups + 1)]
-    return [slice(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
-
-
-def coverage(queries: Tensor, points: Tensor, radii: Tensor, pairs: int) -> Tensor:
-    """Whether each query is within some point's radius, for each row of radii. Shape: (R, Q), bool."""
-    found = []
-    for _, block in blocks(queries, len(points), pairs):
-        distances = torch.cdist(block, points)
-        found.append(torch.stack([(distances <= radius).any(1) for radius in radii]))
-    return torch.cat(found, 1)
-
-
-def blocks(points: Tensor, others: int, pairs: int) -> Iterator[tuple[int, Tensor]]:
-    """Parts of the points whose distances to so many others fit, each with where it starts."""
-    size = max(1, pairs // others)
-    for start in range(0, len(points), size):
-        yield start, points[start : start + size]
-
-
-def wilson(hits: int, total: int) -> Figure:
-    """The share of hits with Wilson's interval, which is right near 0 and 1 as well."""
-    from scipy.stats import binomtest
-
-    share, interval = hits / total, binomtest(hits, total).proportion_ci(CONFIDENCE, method="wilson")
-    return Figure(share, math.sqrt(share * (1 - share) / total), float(interval.low), float(interval.high))
+def check_libraries() -> None:
+    """Raise where a library that the figures need is not installed: before images are sampled, not after."""
+    import_kid()
+    if importlib.util.find_spec("scipy") is None:
+        raise ImportError('the intervals need scipy: pip install "scalelong[eval]"')

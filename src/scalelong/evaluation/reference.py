@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,13 +20,16 @@ from ..data.sources import short_hash
 from ..utils.atomic import atomic_write, locked, sha256_of
 from ..utils.blocks import Fingerprint, Progress, block_ranges, wait_until
 from ..utils.process import SINGLE, Rank
-from .features import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
+from .arrays import IMAGES, StatisticsError, existing, read_arrays, read_images, read_statistics
+from .features import BLOCK, Describe, FeatureNetwork, ShareDone, fill_features, stored_features
 from .metrics import Moments, Statistics, random_order
+from .networks import INCEPTION, RESIZES
 
 # KID, precision and recall take so many images of the reference at most: their cost grows with pairs of images.
 KEPT = 10_000
 # Raw features are kept beside the file for these three.
 FEATURES = ".features.npy"
+FOLDER = Path("statistics")
 
 Report = Callable[[str, float, int], None]
 """Called with what is counted, how many of them are done, and of how many."""
@@ -36,10 +37,6 @@ Report = Callable[[str, float, int], None]
 
 def quiet(what: str, done: float, count: int) -> None:
     """The report of a caller that wants none."""
-
-
-class StatisticsError(ValueError):
-    """A file of statistics that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,8 @@ class Reference:
     fingerprint: Fingerprint
     features: Tensor | None = None
     """Shape: (N, D), float32, mapped from the file."""
+    spatial: Statistics | None = None
+    """Those of the sFID's features, which ADM's batches have."""
 
 
 def training_images(data: DataConfig, images: int | None = None) -> Part:
@@ -63,7 +62,7 @@ def training_images(data: DataConfig, images: int | None = None) -> Part:
     return replace(part, rows=[part.rows[place] for place in spread(size, images)])
 
 
-def read_images(part: Part, numbers: range, broken: BrokenImages) -> Tensor:
+def decode_images(part: Part, numbers: range, broken: BrokenImages) -> Tensor:
     """Those that can be read. Shape: (B, C, H, W), uint8."""
     return part.take(slice(numbers.start, numbers.stop)).decode(broken).images
 
@@ -73,7 +72,7 @@ def hash_pixels(part: Part, progress: Progress) -> str:
     broken, digest, count = BrokenImages(part.config.source), hashlib.sha256(), len(part.rows)
     for numbers in block_ranges(count, BLOCK).values():
         progress(numbers.start, count)
-        digest.update(read_images(part, numbers, broken).numpy().tobytes())
+        digest.update(decode_images(part, numbers, broken).numpy().tobytes())
     progress(count, count)
     broken.check(count)
     broken.report(count)
@@ -85,29 +84,48 @@ def build_reference(
     network: FeatureNetwork,
     *,
     images: int | None = None,
-    folder: Path = Path("statistics"),
+    folder: Path = FOLDER,
     rank: Rank = SINGLE,
     progress: Report = quiet,
 ) -> Path:
     """The file of a dataset's statistics, made by all processes if it is not there; all return once it is."""
     part = training_images(data, images)
     content = hash_pixels(part, partial(progress, "images of the dataset read"))
-    fingerprint = {**network.fingerprint, "data": content}
-    source, called = Path(data.source).stem.replace(":", "-"), Path(network.name).stem
-    path = folder / f"{source}-{called}-{short_hash(fingerprint)}.npz"
-    blocks, count = path.with_suffix(".blocks"), len(part.rows)
+    source = Path(data.source).stem.replace(":", "-")
 
     def describe(numbers: range, done: ShareDone) -> Tensor:
-        return network(read_images(part, numbers, BrokenImages(data.source)), done)
+        return network(decode_images(part, numbers, BrokenImages(data.source)), done)
 
     shown = partial(progress, "images of the dataset described")
-    fill = partial(fill_features, blocks, fingerprint, count, describe, rank, shown)
+    return make_statistics(folder / source, network, content, len(part.rows), describe, rank, shown)
+
+
+def describe_batch(file: Path, network: FeatureNetwork, *, rank: Rank = SINGLE, progress: Report = quiet) -> Path:
+    """The statistics and raw features of the images in an .npz, made once as those of a dataset are."""
+    file = existing(file)
+    images, content = read_images(file), sha256_of(file)[:16]
+
+    def describe(numbers: range, done: ShareDone) -> Tensor:
+        return network(images[numbers.start : numbers.stop].permute(0, 3, 1, 2), done)
+
+    shown = partial(progress, f"images of {file.name} described")
+    return make_statistics(FOLDER / file.stem, network, content, len(images), describe, rank, shown)
+
+
+def make_statistics(
+    source: Path, network: FeatureNetwork, content: str, count: int, describe: Describe, rank: Rank, progress: Progress
+) -> Path:
+    """The file of some images, beside `source` and named after it, filled by all processes if it is not there."""
+    fingerprint = {**network.fingerprint, "data": content}
+    path = source.with_name(f"{source.name}-{Path(network.name).stem}-{short_hash(fingerprint)}.npz")
+    blocks = path.with_suffix(".blocks")
+    fill = partial(fill_features, blocks, fingerprint, count, describe, rank, progress)
     if rank.index and not path.is_file():
         fill()
         wait_until(path.is_file)
     if not rank.index and not path.is_file():
         # Runs that start together want the same file.
-        with locked(folder / ".lock", busy=f"another process makes statistics in {folder}", wait=None):
+        with locked(path.parent / ".lock", busy=f"another process makes statistics in {path.parent}", wait=None):
             if not path.is_file() and fill():
                 moments = Moments()
                 for features in stored_features(blocks, count):  # One block in memory at a time.
@@ -157,38 +175,18 @@ def write_array(path: Path, save: Callable[..., None], **arrays: Any) -> None:
 
 
 def load_reference(path: str | Path) -> Reference:
-    """Read an .npz of ours or of pytorch-fid; the latter says nothing about images, network or weights."""
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise StatisticsError(f"there are no statistics {str(path)!r}: scalelong stats makes them")
-    arrays = read_arrays(path)
-    if not {"mu", "sigma"} <= arrays.keys():
-        raise StatisticsError(f"{path} has no arrays mu and sigma, but {', '.join(arrays) or 'none'}")
-    mean, covariance = (torch.from_numpy(arrays[key]).double() for key in ("mu", "sigma"))
-    if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
-        shapes = f"{tuple(mean.shape)} and {tuple(covariance.shape)}"
-        raise StatisticsError(f"{path}: mu and sigma are {shapes}, not (D,) and (D, D)")
-    if not (torch.isfinite(mean).all() and torch.isfinite(covariance).all()):
-        raise StatisticsError(f"{path}: mu or sigma is not finite")
+    """Read an .npz of ours, of pytorch-fid, which says nothing about images, network or weights, or of ADM."""
+    path = existing(path)
+    arrays = read_arrays(path, {"mu", "sigma", "mu_s", "sigma_s", "fingerprint"})
+    statistics, spatial = read_statistics(path, arrays, "mu", "sigma"), None
     fingerprint: Fingerprint = json.loads(str(arrays.get("fingerprint", "{}")))
+    if {"mu_s", "sigma_s", IMAGES} & arrays.keys():
+        # ADM's evaluator runs TensorFlow's graph, which resizes by itself.
+        fingerprint = {"network": INCEPTION, "resize": str(RESIZES["tf1"])}
+    if {"mu_s", "sigma_s"} & arrays.keys():
+        spatial = read_statistics(path, arrays, "mu_s", "sigma_s")
     features = load_kept(path, fingerprint.pop("features", None))
-    return Reference(Statistics(mean, covariance, fingerprint.pop("images", None)), fingerprint, features)
-
-
-def read_arrays(path: Path) -> Mapping[str, Any]:
-    """The arrays of an .npz by name."""
-    import numpy as np
-
-    try:
-        # By a handle of our own: of a damaged file numpy leaves its own open.
-        with path.open("rb") as opened:
-            found = np.load(opened, allow_pickle=False)
-            if isinstance(found, np.ndarray):
-                raise ValueError("it holds one array, not several by name; raw features go with the .npz beside them")
-            with found:
-                return dict(found)
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise StatisticsError(f"{path} is not an .npz that can be read: {error}") from error
+    return Reference(replace(statistics, count=fingerprint.pop("images", None)), fingerprint, features, spatial)
 
 
 def load_kept(path: Path, digest: str | None) -> Tensor | None:

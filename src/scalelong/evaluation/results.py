@@ -12,8 +12,10 @@ from typing import Any
 from ..config.schema import Config
 from ..utils.atomic import replace_text, to_json
 from ..utils.blocks import Fingerprint
-from .features import INCEPTION, FeatureNetwork
+from .features import FeatureNetwork
+from .inception import SPATIAL
 from .metrics import Figure
+from .networks import INCEPTION, RESIZES
 from .reference import Reference
 
 FILE = "evaluation.json"
@@ -107,19 +109,23 @@ def describe_sampler(config: Config, compiled: bool = False) -> str:
 
 
 def check_reference(reference: Reference, network: FeatureNetwork) -> None:
-    """Raise unless a reference was made with the same network, weights and resize."""
+    """Raise unless a reference was made with the same network, weights and resize, as far as it says."""
     advice = "make statistics with the same network (scalelong stats --network)"
-    found, wanted = reference.fingerprint, network.fingerprint
-    if not found and network.distance != "FID":
+    found, wanted, width = reference.fingerprint, network.fingerprint, reference.statistics.width
+    for key in [key for key in wanted if key in found and found[key] != wanted[key]]:
+        said = f"the reference's {key} is {found[key]!r}, and the evaluation's is {wanted[key]!r}"
+        fitting = [name for name, resize in RESIZES.items() if key == "resize" and str(resize) == found[key]]
+        raise NotComparable(f"{said}: {f'use --resize {fitting[0]}' if fitting else advice}")
+    if "weights" not in found and not network.distance.startswith("FID"):
         raise NotComparable(
-            "the reference does not say what it was made with, so it is taken for pytorch-fid's, whose network is "
-            f"{INCEPTION!r} with the released weights, and the evaluation's is {network.name!r} with the weights "
+            "the reference does not say what weights it was made with, so it is taken for pytorch-fid's, whose network "
+            f"is {INCEPTION!r} with the released weights, and the evaluation's is {network.name!r} with the weights "
             f"{network.weights}: {advice}"
         )
-    for key in found.keys() & wanted.keys():
-        if found[key] != wanted[key]:
-            said = f"the reference's {key} is {found[key]!r}, and the evaluation's is {wanted[key]!r}"
-            raise NotComparable(f"{said}: {advice}")
+    if network.width not in (None, width):
+        raise NotComparable(f"the reference has {width} features, and {network.name} has {network.width}: {advice}")
+    if reference.spatial is not None and reference.spatial.width != SPATIAL:
+        raise NotComparable(f"the reference has {reference.spatial.width} spatial features, and the sFID has {SPATIAL}")
 
 
 def compare(first: Evaluation, second: Evaluation) -> dict[str, float]:

@@ -47,7 +47,7 @@ def open_evaluator(
     """The evaluator of samples; the statistics of the data may take their time."""
     conditioning = conditioning_of(config, inputs.empty_text)
     condition = sample_condition(config, inputs, config.evaluation.images)
-    return Evaluator.open(
+    return Evaluator(
         config,
         run.folder,
         conditioning,
