@@ -226,13 +226,13 @@ def together(place: Path) -> Path:
     """
     before = Path.cwd()
     os.chdir(place)
-    plan = {"processes": 2, "evaluate": True, "overrides": EVALUATED}
+    plan = {"processes": 2, "overrides": EVALUATED}
     try:
         in_processes(
+            {"out": place / "slow", **plan, "overrides": [*EVALUATED, *SLOW], "measuring_seconds": 7, "beside": True},
             {"out": place / "ddp", **plan},
             {"out": place / "killed", "kills": 2, "seed": 1, **plan},
             {"out": place / "fsdp", **plan, "overrides": [*EVALUATED, "training.parallel=fsdp"]},
-            {"out": place / "slow", **plan, "overrides": [*EVALUATED, *SLOW], "measuring_seconds": 7},
         )
     finally:
         os.chdir(before)

@@ -73,10 +73,13 @@ ALONE = {
 def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of two processes by the command line, in each of which one fails alone."""
     folder = tmp_path_factory.mktemp("failures")
-    plan = {"processes": 2, "code": 2, "overrides": ["training.trackers=[tensorboard]"]}
+    sets = [part for override in (*TINY, "training.trackers=[tensorboard]") for part in ("--set", override)]
     in_processes(
         *(
-            {"out": folder / kind, "fails_at": name, "failing_rank": rank, **plan}
+            {
+                **{"out": folder / kind, "processes": 2, "fails_at": name, "failing_rank": rank, "code": 2},
+                **{"command": ["train", "digits", *sets, "--out", folder / kind], "beside": True},
+            }
             for kind, (name, rank, _) in ALONE.items()
         )
     )
