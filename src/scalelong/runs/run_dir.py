@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timezone
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,7 @@ def environment(*, device: torch.device, processes: int, precision: str, seed: i
     }
 
 
+@cache
 def versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
@@ -181,6 +183,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache  # A long process runs the code that it began with.
 def git_commit(folder: Path) -> str | None:
     """The commit of the checkout that a folder lies in, with `-dirty` if files differ from it; None outside of one."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
