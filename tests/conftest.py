@@ -23,6 +23,13 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("repeatable")
 
+# What is imported while tests are collected stays: looking for garbage in it takes a quarter of that time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
 
 modules_at_last_freeze = 0
 
