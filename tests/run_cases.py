@@ -28,7 +28,7 @@ TIMES = ("seconds", "images_per_second")
 TINY = (
     *("model.embed_dim=16", "model.depth=2", "model.num_heads=2", "data.validation_count=10"),
     *("training.batch_size=8", "training.steps=8", "training.log_every=1", "training.checkpoint_every=3"),
-    *("training.validate_every=null", "training.sample_every=null"),
+    *("training.validate_every=null", "training.sample_every=null", "sampling.steps=4"),
 )
 
 
