@@ -53,6 +53,22 @@ class SignalAt(Display):
             os.kill(os.getpid(), self.number)
 
 
+class Crash(Exception):
+    pass
+
+
+class CrashAt(Display):
+    """Ends the run without a word in the middle of things, after a step or more."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.at = step
+
+    def step(self, step: int, loss: float) -> None:
+        if step == self.at:
+            raise Crash
+
+
 def tiny(*overrides: str) -> Config:
     return load_recipe("digits", [*TINY, *overrides])
 
@@ -113,12 +129,12 @@ def killed_runs() -> subprocess.Popen[str]:
     return program
 
 
-def in_processes(*runs: dict[str, Any]) -> None:
+def in_processes(*runs: dict[str, Any], folder: Path | None = None) -> None:
     """Do several runs one after another in processes of their own; see killed_runs.py for what a run may say."""
     program = killed_runs()
     assert program.stdin is not None and program.stdout is not None
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as said:
-        job = {"folder": os.getcwd(), "said": said.name, "runs": runs}
+        job = {"folder": folder or Path.cwd(), "said": said.name, "runs": runs}
         print(json.dumps(job, default=str), file=program.stdin, flush=True)
         code = program.stdout.readline()
         assert code == "0\n", said.read()

@@ -72,12 +72,9 @@ def run_evaluated(out: Path, *overrides: str, **options: Any) -> TrainResult:
 @pytest.fixture(scope="module")
 def whole(place: Path) -> Path:
     """A run that was never stopped, not to be written to."""
-    before = Path.cwd()
-    os.chdir(place)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
         run_evaluated(place / "whole")
-    finally:
-        os.chdir(before)
     return place / "whole"
 
 
@@ -224,18 +221,14 @@ def together(place: Path) -> Path:
 
     In `slow`, the first process needs longer for a grid and for an evaluation's figures than collectives wait.
     """
-    before = Path.cwd()
-    os.chdir(place)
     plan = {"processes": 2, "overrides": EVALUATED}
-    try:
-        in_processes(
-            {"out": place / "slow", **plan, "overrides": [*EVALUATED, *SLOW], "measuring_seconds": 7, "beside": True},
-            {"out": place / "ddp", **plan},
-            {"out": place / "killed", "kills": 2, "seed": 1, **plan},
-            {"out": place / "fsdp", **plan, "overrides": [*EVALUATED, "training.parallel=fsdp"]},
-        )
-    finally:
-        os.chdir(before)
+    in_processes(
+        {"out": place / "slow", **plan, "overrides": [*EVALUATED, *SLOW], "measuring_seconds": 7, "beside": True},
+        {"out": place / "ddp", **plan},
+        {"out": place / "killed", "kills": 2, "seed": 1, **plan},
+        {"out": place / "fsdp", **plan, "overrides": [*EVALUATED, "training.parallel=fsdp"]},
+        folder=place,
+    )
     return place
 
 
