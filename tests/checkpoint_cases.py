@@ -27,15 +27,8 @@ def state(seed: int = 0) -> dict[str, Any]:
     return {"seed": seed, "lr": 0.1 + 0.2, "names": ["ä", None, True], "nested": {"big": 2**70}}
 
 
-class Unsynced(Files):
-    """Waiting for the disk is most of a save's time, and most laws do not depend on it."""
-
-    def sync(self, path: Path) -> None:
-        pass
-
-
 def filled(folder: Path, *steps: int, files: Files | None = None, keep_last: int = 3) -> CheckpointStore:
-    store = CheckpointStore(folder, keep_last, files=files or Unsynced())
+    store = CheckpointStore(folder, keep_last, files=files)
     for step in steps:
         store.save(step, groups(step), state(step))
     return store

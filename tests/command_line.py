@@ -20,8 +20,18 @@ def run(*arguments: Any, **env: str) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong", env=environment)
 
 
+def sets(*overrides: str) -> list[str]:
+    """`--set` before each override."""
+    return [part for override in overrides for part in ("--set", override)]
+
+
 def assert_fails(result: Any, message: str) -> None:
     """One line on stderr, nothing on stdout, exit code 2."""
-    assert result.exit_code == 2, result.output
-    assert re.fullmatch(f"error: .*{message}.*\n", result.stderr), result.stderr
+    assert_ends_with_error(result, f".*{message}.*")
     assert result.stdout == ""
+
+
+def assert_ends_with_error(result: Any, message: str) -> None:
+    """One line on stderr, all of it as given, and exit code 2."""
+    assert result.exit_code == 2, result.output
+    assert re.fullmatch(f"error: {message}\n", result.stderr), result.stderr

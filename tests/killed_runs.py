@@ -1,15 +1,18 @@
 """A program that trains in child processes, and kills them with SIGKILL at random steps, and once while they start.
 
-`python killed_runs.py '[{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1,
-"averages": true, "readings": true, "evaluate": true, "measuring_seconds": 6, "code": 2, "failing_rank": 0,
-"fails_at": "scalelong.utils.atomic.Files.rename"}]'`
+Each line of its input is a job, its answer the exit code of it: `{"folder": where to work, "said": a file for all that
+is said, "runs": [{"out": …, "processes": 2, "kills": 3, "seed": 0, "overrides": […], "poisoned_rank": 1,
+"averages": true, "readings": true, "measuring_seconds": 6, "command": ["train", …], "code": 2, "failing_rank": 0,
+"fails_at": "scalelong.utils.atomic.Files.rename", "beside": true}]}`.
 
-The children are forked, because importing everything anew for each of them would take most of the time.
+Runs are done one after another; one `beside` others only begins when it is its turn. Jobs and runs are forked, because
+importing everything anew for each of them would take most of the time.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import pkgutil
@@ -19,16 +22,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import diffusers  # noqa: F401 (what a run imports when it needs it, imported once for all children)
-import sklearn.datasets  # noqa: F401
 import torch
 import torch._dynamo
-from run_cases import TINY, free_port, make_trainer, run_tiny, tiny
+from run_cases import free_port, make_trainer, run_tiny, tiny
 from safetensors.torch import save_file
 
 from scalelong.cli.app import app
@@ -39,10 +42,42 @@ from scalelong.runs import Run
 from scalelong.training import samples
 from scalelong.training.loss import DiffusionLoss, NoisyBatch
 
+# What a run imports when it needs it, imported once for all children.
+for module in ("diffusers", "sklearn.datasets", "torchmetrics.image.kid"):
+    with suppress(ImportError):
+        import_module(module)
+
 torch.set_num_threads(1)
 
 
-def main(plans: list[dict[str, Any]]) -> None:
+def serve() -> None:
+    """Do each job in a process of its own, which has ten minutes."""
+    gc.collect()
+    gc.freeze()  # `scale_skips` looks for what refers to a model among all that is not frozen.
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            signal.alarm(600)
+            do(**json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def do(folder: str, said: str, runs: list[dict[str, Any]]) -> None:
+    """Do one job, and end the process."""
+    os.chdir(folder)
+    with open(said, "w", encoding="utf-8") as output:
+        for descriptor in (1, 2):
+            os.dup2(output.fileno(), descriptor)
+    try:
+        train_all(runs)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def train_all(plans: list[dict[str, Any]]) -> None:
+    beside = []
     for plan in plans:
         kills, chance = plan.get("kills", 0), random.Random(plan.get("seed", 0))
         hits = sum(kill_at_a_step(plan, chance) for _ in range(kills))
@@ -51,9 +86,20 @@ def main(plans: list[dict[str, Any]]) -> None:
             sys.exit(f"only {hits} of {kills} kills hit a step of the run in {plan['out']}")
         if kills:
             kill_at_start(plan, chance)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in start(plan)]
-        if any(code != plan.get("code", 0) for code in codes):
-            sys.exit(f"the run in {plan['out']} failed: {codes}")
+        children = start(plan)
+        if plan.get("beside"):
+            beside.append((plan, children))
+        else:
+            check_end(plan, children)
+    for plan, children in beside:
+        check_end(plan, children)
+
+
+def check_end(plan: dict[str, Any], children: list[int]) -> None:
+    """Wait for the processes of a run; each must end with the code that the plan says, 0 unless it does."""
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if any(code != plan.get("code", 0) for code in codes):
+        sys.exit(f"the run in {plan['out']} failed: {codes}")
 
 
 def kill_at_a_step(plan: dict[str, Any], chance: random.Random) -> bool:
@@ -121,7 +167,7 @@ def fork(plan: dict[str, Any], rank: int, port: int) -> int:
     if plan.get("fails_at") and rank == plan["failing_rank"]:
         fail_at(plan["fails_at"])
     try:
-        if "code" in plan:
+        if "command" in plan:
             os._exit(run_command(plan, rank))
         elif plan.get("averages"):
             keep_averages(plan, rank)
@@ -136,13 +182,14 @@ def fork(plan: dict[str, Any], rank: int, port: int) -> int:
 
 
 def run_command(plan: dict[str, Any], rank: int) -> int:
-    """`scalelong train` as a user runs it; what it says on stderr is kept beside the run. Returns the exit code."""
-    sets = [part for override in (*TINY, *plan.get("overrides", [])) for part in ("--set", override)]
-    with open(f"{plan['out']}-said-{rank}", "w", encoding="utf-8") as said:
+    """`scalelong …` as a user runs it; what it prints and says is kept beside the run. Returns the exit code."""
+    with open(f"{plan['out']}-printed-{rank}", "wb") as printed, open(f"{plan['out']}-said-{rank}", "wb") as said:
+        os.dup2(printed.fileno(), 1)
         os.dup2(said.fileno(), 2)
         try:
-            app(["train", "digits", *sets, "--out", str(plan["out"])])
+            app(plan["command"])
         except SystemExit as end:
+            sys.stdout.flush()
             return int(end.code or 0)
         except BaseException:
             traceback.print_exc()
@@ -201,4 +248,4 @@ def poison(batch_index: int) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    serve()

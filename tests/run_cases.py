@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ TIMES = ("seconds", "images_per_second")
 TINY = (
     *("model.embed_dim=16", "model.depth=2", "model.num_heads=2", "data.validation_count=10"),
     *("training.batch_size=8", "training.steps=8", "training.log_every=1", "training.checkpoint_every=3"),
-    *("training.validate_every=null", "training.sample_every=null"),
+    *("training.validate_every=null", "training.sample_every=null", "sampling.steps=4"),
 )
 
 
@@ -47,6 +50,21 @@ class SignalAt(Display):
     def step(self, step: int, loss: float) -> None:
         if step == self.at:
             os.kill(os.getpid(), self.number)
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashAt(Display):
+    """Ends the run without a word in the middle of things, after a step or more."""
+
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def step(self, step: int, loss: float) -> None:
+        if step == self.at:
+            raise Crash
 
 
 def tiny(*overrides: str) -> Config:
@@ -95,12 +113,29 @@ def assert_same_run(found: Path, expected: Path) -> None:
     assert lasting_metrics(found) == lasting_metrics(expected)
 
 
-def in_processes(*runs: dict[str, Any], timeout: float = 300) -> None:
+@cache
+def killed_runs() -> subprocess.Popen[str]:
+    """The program that trains in processes of their own; it ends with this one, or when its input does."""
+    program = subprocess.Popen(
+        [sys.executable, str(HERE / "killed_runs.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    atexit.register(program.communicate)
+    return program
+
+
+def in_processes(*runs: dict[str, Any], folder: Path | None = None) -> None:
     """Do several runs one after another in processes of their own; see killed_runs.py for what a run may say."""
-    command = [sys.executable, str(HERE / "killed_runs.py"), json.dumps(runs, default=str)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    program = killed_runs()
+    assert program.stdin is not None and program.stdout is not None
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as said:
+        job = {"folder": folder or Path.cwd(), "said": said.name, "runs": runs}
+        print(json.dumps(job, default=str), file=program.stdin, flush=True)
+        code = program.stdout.readline()
+        assert code == "0\n", said.read()
 
 
 def free_port() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
-from command_line import run
+from command_line import run, sets
 from run_cases import tiny
 
 import scalelong
@@ -52,12 +52,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the run and the comparison that the README's commands speak of, tiny ones."""
     folder = tmp_path_factory.mktemp("readme")
     train(tiny("scaling.method=ls", "sampling.sampler=ddim", "training.steps=2"), folder / "runs" / "digits-ls")
-    short = ["training.steps=5", "training.validate_every=1", "training.batch_size=8", "data.validation_count=10"]
-    sets = [part for setting in short for part in ("--set", setting)]
-    sets += ["--set", "model.embed_dim=16", "--set", "model.num_heads=2", "--set", "training.sample_every=null"]
-    command = ["compare", "digits", "--methods", "none,cs", "--seeds", "2", *sets]
-    out = str(folder / "runs" / "digits-comparison")
-    result = run(*command, "--out", out)
+    short = ("training.steps=5", "training.validate_every=1", "training.batch_size=8", "data.validation_count=10")
+    small = ("model.embed_dim=16", "model.num_heads=2", "training.sample_every=null")
+    command = ["compare", "digits", "--methods", "none,cs", "--seeds", "2", *sets(*short, *small)]
+    result = run(*command, "--out", folder / "runs" / "digits-comparison")
     assert result.exit_code == 0, result.output
     return folder
 

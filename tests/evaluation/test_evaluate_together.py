@@ -1,20 +1,19 @@
-"""What several processes, started by torchrun, find together; and what they keep in memory while they do."""
+"""What several processes find together; and what they keep in memory while they do."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
+import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run
 from evaluation_cases import script_file, tiny_network, tiny_run
+from run_cases import in_processes
 from torch import Tensor
 
-from scalelong.evaluation import Evaluation, read_evaluations
+from scalelong.evaluation import read_evaluations
 from scalelong.evaluation.evaluate import features_of
 from scalelong.runs import Run
 from scalelong.runs.model import load_network
@@ -25,41 +24,28 @@ pytest.importorskip("torchmetrics")
 GUIDED = ("data.label_column=label", "labels.classes=10", "labels.drop=0.2", "sampling.guidance=2.0")
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
-def evaluate(folder: Path, run: str, *launcher: str) -> list[Evaluation]:
-    """What the command finds, in an empty folder for statistics of its own."""
-    arguments = ["evaluate", run, "--images", "300", "--network", "net.pt", "--weights", "both"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *launcher, *arguments], cwd=folder, capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("FD-net") == 1, "only one process prints"
-    return read_evaluations(folder / run)
-
-
-def test_two_ranks_of_torchrun_find_what_one_process_finds(tmp_path: Path) -> None:
-    found = []
-    for name in ("one", "two"):
-        folder = tmp_path / name
-        tiny_run(folder / "run", *GUIDED)
-        script_file(folder / "net.pt")
-        launch = ("torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "-m", "scalelong")
-        found.append(evaluate(folder, "run", *(("scalelong",) if name == "one" else launch)))
-    assert [one.weights for one in found[0]] == ["ema", "raw"]
-    assert found[0] == found[1]
+def test_two_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script_file(tmp_path / "net.pt")
+    tiny_run(tmp_path / "one", *GUIDED)
+    shutil.copytree("one", "two")
+    command = ["--images", 300, "--network", "net.pt", "--weights", "both"]
+    alone = run("evaluate", "one", *command)
+    assert alone.exit_code == 0, alone.output
+    # Statistics of their own are theirs to make.
+    shutil.rmtree("statistics")
+    in_processes({"out": "two", "processes": 2, "command": ["evaluate", "two", *map(str, command)]})
+    printed = [Path(f"two-printed-{rank}").read_text(encoding="utf-8") for rank in range(2)]
+    assert [text.count("FD-net") for text in (alone.stdout, *printed)] == [1, 1, 0], "only one process prints"
+    assert [one.weights for one in read_evaluations(Path("one"))] == ["ema", "raw"]
+    assert read_evaluations(Path("one")) == read_evaluations(Path("two"))
 
 
 def test_conditions_are_asked_for_batch_by_batch_and_the_decoder_is_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(tiny_run(tmp_path / "run", *GUIDED))
-    config, checkpoint, made, asked = run.config(), run.checkpoints().latest(), [], []
+    trained = Run(tiny_run(tmp_path / "run", *GUIDED))
+    config, checkpoint, made, asked = trained.config(), trained.checkpoints().latest(), [], []
     assert checkpoint is not None
     conditioning, conditions = conditions_of(config, SampleRequest())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_cases import Unsynced, assert_holds, assert_same, contents, filled, flip_bit, groups, state
+from checkpoint_cases import assert_holds, assert_same, contents, filled, flip_bit, groups, state
 from torch import Tensor, nn
 
 from scalelong.runs.checkpoint import MANIFEST, CheckpointStore
@@ -41,7 +41,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("tensors", TENSORS.values(), ids=TENSORS)
 def test_every_tensor_comes_back_to_the_bit(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
-    store = CheckpointStore(tmp_path, files=Unsynced())
+    store = CheckpointStore(tmp_path)
     store.save(1, {"model": tensors}, {})
     assert_same(store.load(1).tensors("model"), tensors)
 
@@ -167,7 +167,7 @@ def test_without_safetensors_the_error_names_the_extra(tmp_path: Path, monkeypat
 def test_the_last_ones_and_the_best_are_kept(
     tmp_path: Path, metrics: list[float | None], kept: list[int], best: int | None
 ) -> None:
-    store = CheckpointStore(tmp_path, keep_last=2, files=Unsynced())
+    store = CheckpointStore(tmp_path, keep_last=2)
     for step, metric in enumerate(metrics, start=1):
         store.save(step, groups(step), state(step), metric)
     assert store.steps() == kept

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from command_line import run
 from run_cases import run_tiny
-from typer.testing import CliRunner
 
-from scalelong.cli.app import app
 from scalelong.runs import CheckpointError, Run, RunError
 from scalelong.runs.model import choose_checkpoint
 
@@ -54,19 +52,15 @@ def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
         choose_checkpoint(Run(tmp_path))
 
 
-def command(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong")
-
-
 def test_what_is_sampled_and_exported_is_named_after_the_step_of_the_chosen_checkpoint(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run_tiny(run, "model.patch_size=2")
-    sampled = command("sample", run, "-n", 2, "--steps", 2, "--checkpoint", 3)
+    folder = tmp_path / "run"
+    run_tiny(folder, "model.patch_size=2")
+    sampled = run("sample", folder, "-n", 2, "--steps", 2, "--checkpoint", 3)
     assert sampled.exit_code == 0, sampled.output
-    assert [path.name for path in (run / "samples").iterdir() if path.is_dir()] == [
+    assert [path.name for path in (folder / "samples").iterdir() if path.is_dir()] == [
         "step-000003-ema-seed-0-ddpm-2-steps"
     ]
-    exported = command("export", run, "--to", "uvit", "--checkpoint", 6)
-    assert exported.stdout.splitlines()[0] == f"written: {run / 'uvit-step-000006'}"
-    refused = command("sample", run, "--checkpoint", "best")
+    exported = run("export", folder, "--to", "uvit", "--checkpoint", 6)
+    assert exported.stdout.splitlines()[0] == f"written: {folder / 'uvit-step-000006'}"
+    refused = run("sample", folder, "--checkpoint", "best")
     assert refused.exit_code == 2 and refused.stderr.count("\n") == 1

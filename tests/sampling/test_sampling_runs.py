@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_cases import contents
+from command_line import run as command
 from run_cases import free_port, run_tiny, train_unet
 from torch import Tensor
-from typer.testing import CliRunner
 
 from scalelong import AbsorbedScalingWarning
 from scalelong.cli import console
-from scalelong.cli.app import app
 from scalelong.diffusion import SAMPLERS
 from scalelong.diffusion.guidance import Condition
 from scalelong.sampling import SampleRequest, sample_run
@@ -37,16 +37,6 @@ from scalelong.utils.blocks import BlockError
 from scalelong.utils.process import Rank
 
 sampling = import_module("scalelong.sampling.sample_run")  # The package's name for it is the function's.
-
-
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def names(count: int) -> set[str]:
@@ -375,10 +365,6 @@ def test_images_of_weights_that_are_no_longer_there_are_not_taken_for_those_of_t
 
 
 # The command
-
-
-def command(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="scalelong")
 
 
 def test_sample_says_how_far_it_is_on_stderr_and_the_result_on_stdout(

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import errno
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from run_cases import TINY, assert_same_run, run_tiny
-from typer.testing import CliRunner
+from command_line import assert_ends_with_error, run, sets
+from run_cases import TINY, Crash, CrashAt, assert_same_run, run_tiny
 
-from scalelong.cli.app import app
 from scalelong.runs import CheckpointError, Run, RunError
-from scalelong.training import Display
 from scalelong.utils.atomic import Files
 
 LOWER = "optim.lr=1e-4"
-
-
-class Crash(Exception):
-    pass
-
-
-class CrashAt(Display):
-    def __init__(self, step: int) -> None:
-        self.crash_step = step
-
-    def step(self, step: int, loss: float) -> None:
-        if step == self.crash_step:
-            raise Crash
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +98,6 @@ def test_a_run_with_checkpoints_keeps_to_them(start: Path, tmp_path: Path) -> No
 def test_a_checkpoint_of_another_network_is_refused_in_one_line_and_leaves_nothing_behind(
     override: str, difference: str, start: Path, tmp_path: Path
 ) -> None:
-    sets = [part for setting in (*TINY, override) for part in ("--set", setting)]
-    command = ["train", "digits", *sets, "--out", str(tmp_path / "run"), "--resume", str(start)]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2, result.output
-    assert re.fullmatch(f"error: {start} holds another network than the recipe's: {difference}.*\n", result.stderr)
+    result = run("train", "digits", *sets(*TINY, override), "--out", tmp_path / "run", "--resume", start)
+    assert_ends_with_error(result, f"{start} holds another network than the recipe's: {difference}.*")
     assert not (tmp_path / "run").exists()

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import run
 from PIL import Image
 from run_cases import final_tensors, lasting_metrics, losses, run_tiny
 from torch._dynamo.utils import counters
-from typer.testing import CliRunner
 
-from scalelong.cli.app import app
 from scalelong.runs import Run
 from scalelong.sampling import sample_run
 from scalelong.sampling.images import images_in, read_image
@@ -112,11 +111,11 @@ def test_without_a_compiler_one_line_says_so_and_nothing_is_written(
     there = sorted(tmp_path.rglob("*"))
     monkeypatch.setenv("CXX", "no-such-compiler")
     options = {
-        "train": ["digits", "--set", "training.compile=true", "--out", str(tmp_path / "other")],
-        "sample": [str(tmp_path / "run"), "--compile"],
-        "evaluate": [str(tmp_path / "run"), "--compile"],
+        "train": ["digits", "--set", "training.compile=true", "--out", tmp_path / "other"],
+        "sample": [tmp_path / "run", "--compile"],
+        "evaluate": [tmp_path / "run", "--compile"],
     }
-    result = CliRunner().invoke(app, [command, *options[command]])
+    result = run(command, *options[command])
     assert result.exit_code == 2
     assert "torch needs no-such-compiler" in result.stderr and result.stderr.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == there

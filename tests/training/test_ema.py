@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_cases import assert_same
 from torch import Tensor, nn
 
 from scalelong import scale_skips
@@ -27,12 +28,6 @@ def drift(model: nn.Module) -> None:
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
 
 
 @pytest.mark.parametrize("warmup", [True, False])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoint_cases import contents
+from evaluation_cases import script_file
 from run_cases import SignalAt, assert_same_run, final_tensors, in_processes, lasting_metrics, run_tiny, tiny
 from torch import Tensor, nn
 
@@ -37,26 +37,11 @@ SLOW = ("training.steps=2", "evaluation.weights=ema", "training.sample_every=1")
 BOTH = [(step, weights) for step in (2, 4, 6) for weights in ("ema", "raw")]
 
 
-class Pooled(nn.Module):
-    """Random convolution; mean and spread of each channel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        kernel = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
-        self.kernel = nn.Parameter(kernel, requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.conv2d(x, self.kernel).relu()
-        return torch.cat([y.mean((2, 3)), y.std((2, 3))], 1)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a feature network, where statistics are kept as well."""
     folder = tmp_path_factory.mktemp("evaluated")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.save(torch.jit.script(Pooled()), str(folder / "net.pt"))
+    script_file(folder / "net.pt")
     return folder
 
 
@@ -72,12 +57,9 @@ def run_evaluated(out: Path, *overrides: str, **options: Any) -> TrainResult:
 @pytest.fixture(scope="module")
 def whole(place: Path) -> Path:
     """A run that was never stopped, not to be written to."""
-    before = Path.cwd()
-    os.chdir(place)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
         run_evaluated(place / "whole")
-    finally:
-        os.chdir(before)
     return place / "whole"
 
 
@@ -224,18 +206,14 @@ def together(place: Path) -> Path:
 
     In `slow`, the first process needs longer for a grid and for an evaluation's figures than collectives wait.
     """
-    before = Path.cwd()
-    os.chdir(place)
-    plan = {"processes": 2, "evaluate": True, "overrides": EVALUATED}
-    try:
-        in_processes(
-            {"out": place / "ddp", **plan},
-            {"out": place / "killed", "kills": 2, "seed": 1, **plan},
-            {"out": place / "fsdp", **plan, "overrides": [*EVALUATED, "training.parallel=fsdp"]},
-            {"out": place / "slow", **plan, "overrides": [*EVALUATED, *SLOW], "measuring_seconds": 7},
-        )
-    finally:
-        os.chdir(before)
+    plan = {"processes": 2, "overrides": EVALUATED}
+    in_processes(
+        {"out": place / "slow", **plan, "overrides": [*EVALUATED, *SLOW], "measuring_seconds": 7, "beside": True},
+        {"out": place / "ddp", **plan},
+        {"out": place / "killed", "kills": 2, "seed": 1, **plan},
+        {"out": place / "fsdp", **plan, "overrides": [*EVALUATED, "training.parallel=fsdp"]},
+        folder=place,
+    )
     return place
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import sets
 from run_cases import TINY, assert_same_run, final_tensors, free_port, in_processes, lasting_metrics, losses
 from safetensors.torch import load_file
 
@@ -73,10 +74,13 @@ ALONE = {
 def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of two processes by the command line, in each of which one fails alone."""
     folder = tmp_path_factory.mktemp("failures")
-    plan = {"processes": 2, "code": 2, "overrides": ["training.trackers=[tensorboard]"]}
+    command = ["train", "digits", *sets(*TINY, "training.trackers=[tensorboard]")]
     in_processes(
         *(
-            {"out": folder / kind, "fails_at": name, "failing_rank": rank, **plan}
+            {
+                **{"out": folder / kind, "processes": 2, "fails_at": name, "failing_rank": rank, "code": 2},
+                **{"command": [*command, "--out", folder / kind], "beside": True},
+            }
             for kind, (name, rank, _) in ALONE.items()
         )
     )
@@ -109,8 +113,7 @@ def test_a_run_killed_ten_times_ends_as_one_never_killed(processes: int, precisi
 @pytest.mark.slow
 def test_torchrun_trains_and_only_its_first_process_speaks(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "-m", "scalelong"]
-    sets = [part for override in TINY for part in ("--set", override)]
-    command = [sys.executable, *launcher, "train", "digits", *sets, "--out", str(tmp_path / "run")]
+    command = [sys.executable, *launcher, "train", "digits", *sets(*TINY), "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

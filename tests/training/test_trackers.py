@@ -13,33 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-from run_cases import make_trainer, run_tiny
+from run_cases import Crash, CrashAt, make_trainer, run_tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from scalelong.guard.nonfinite import SpikeDetector
 from scalelong.runs import RunError, read_metrics
-from scalelong.training import Display
 
 TENSORBOARD = ("training.trackers=[tensorboard]", "training.validate_every=4")
 WANDB = ("training.trackers=[wandb]", "training.validate_every=4")
 
 Series = dict[str, list[tuple[int, float]]]
-
-
-class Interrupted(Exception):
-    pass
-
-
-class StopAt(Display):
-    """Ends the run without a word in the middle of things, as a crash does."""
-
-    def __init__(self, step: int) -> None:
-        self.stop_step = step
-
-    def step(self, step: int, loss: float) -> None:
-        if step == self.stop_step:
-            raise Interrupted
 
 
 def scalars(out: Path) -> Series:
@@ -72,8 +56,8 @@ def test_tensorboard_has_the_numbers_and_steps_of_the_log(tmp_path: Path) -> Non
 
 def test_tensorboard_has_every_step_of_an_interrupted_run_once(tmp_path: Path) -> None:
     for step in (5, 8):
-        with pytest.raises(Interrupted):
-            run_tiny(tmp_path, *TENSORBOARD, display=StopAt(step))
+        with pytest.raises(Crash):
+            run_tiny(tmp_path, *TENSORBOARD, display=CrashAt(step))
     run_tiny(tmp_path, *TENSORBOARD)
     assert len(list((tmp_path / "scalelong").glob("events*"))) == 3
     assert scalars(tmp_path) == series_of_metrics(tmp_path)
@@ -155,8 +139,8 @@ def test_wandb_is_told_every_line_of_the_log_and_the_settings(tmp_path: Path, wa
 
 
 def test_wandb_goes_on_with_the_run_that_was_interrupted_and_with_no_other(tmp_path: Path, wandb: FakeWandb) -> None:
-    with pytest.raises(Interrupted):
-        run_tiny(tmp_path / "one", *WANDB, display=StopAt(5))
+    with pytest.raises(Crash):
+        run_tiny(tmp_path / "one", *WANDB, display=CrashAt(5))
     run_tiny(tmp_path / "one", *WANDB)
     run_tiny(tmp_path / "other", *WANDB)
     first, again, other = (start["id"] for start in wandb.starts)

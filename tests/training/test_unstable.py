@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run, sets
 from run_cases import lasting_metrics, losses
-from typer.testing import CliRunner
-
-from scalelong.cli.app import app
 
 DEEP = (
     *("model.depth=12", "model.embed_dim=32", "model.num_heads=2", "data.validation_count=10", "seed=1"),
@@ -35,8 +33,7 @@ class Trained:
 
 def train(out: Path, rate: float) -> Trained:
     """`scalelong train digits --set …`, as a user runs it."""
-    sets = [part for override in (*DEEP, f"optim.lr={rate}") for part in ("--set", override)]
-    result = CliRunner().invoke(app, ["train", "digits", *sets, "--out", str(out)], prog_name="scalelong")
+    result = run("train", "digits", *sets(*DEEP, f"optim.lr={rate}"), "--out", out)
     assert result.exit_code == 0, result.output
     events = [line for line in lasting_metrics(out) if line.get("event") == "oscillation"]
     return Trained(losses(out), events, [line for line in result.stdout.splitlines() if "oscillates" in line])

@@ -55,6 +55,12 @@ class Loader(yaml.SafeLoader):
 class Dumper(yaml.SafeDumper):
     """Quotes whatever a reader of either YAML, 1.1 or 1.2, would take for something other than text."""
 
+    def analyze_scalar(self, scalar: str) -> Any:
+        found = super().analyze_scalar(scalar)
+        if "\x85" in scalar:  # A break between lines to YAML 1.1, which keeps it as an escape only.
+            found.allow_flow_plain = found.allow_block_plain = found.allow_single_quoted = False
+        return found
+
 
 for _tag, _pattern, _first in SCALARS:
     for _side in (Loader, Dumper):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,7 @@ def software() -> dict[str, Any]:
     return {"versions": found, "commit": git_commit(Path(__file__).parent), "platform": platform.platform()}
 
 
+@cache
 def versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
@@ -187,6 +189,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache  # A long process runs the code that it began with.
 def git_commit(folder: Path) -> str | None:
     """The commit of the checkout that a folder lies in, with `-dirty` if files differ from it; None outside of one."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
