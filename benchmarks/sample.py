@@ -38,7 +38,7 @@ from workload import Case, recipe
 from scalelong.config import Config, build_model, build_process
 from scalelong.config.build import conditioning_of, lay_out, spread_labels
 from scalelong.diffusion.guidance import Conditioning
-from scalelong.diffusion.solvers import solver_indices
+from scalelong.diffusion.samplers import solver_indices
 from scalelong.sampling.sample_run import Sampler, with_sampling
 from scalelong.utils.process import keep_freed_memory
 

@@ -102,8 +102,8 @@ def describe_sampler(config: Config, compiled: bool = False) -> str:
     """
     sampling = config.sampling
     guidance = f", guidance {sampling.guidance:g}" if config.conditional else ""
-    steps = min(sampling.steps, config.diffusion.steps)
-    return f"{sampling.sampler}, {steps} steps{guidance}{', compiled' if compiled else ''}"
+    details = "".join(f", {detail}" for detail in config.sampling_details)
+    return f"{sampling.sampler}, {config.sampling_steps} steps{details}{guidance}{', compiled' if compiled else ''}"
 
 
 def check_reference(reference: Reference, network: FeatureNetwork) -> None:
