@@ -67,9 +67,11 @@ def test_every_prediction_of_one_network_gives_the_same_image(sampler: str) -> N
 # diffusers
 
 
-def plain_loop(scheduler, predict: Predictor, x: Tensor, generators: list[torch.Generator] | None = None) -> Tensor:
+def plain_loop(
+    scheduler, predict: Predictor, x: Tensor, generators: list[torch.Generator] | None = None, **options: bool
+) -> Tensor:
     """Sampling as diffusers' pipelines write it."""
-    given = {} if generators is None else {"generator": generators}
+    given = options if generators is None else {"generator": generators, **options}
     x = x * scheduler.init_noise_sigma
     for t in scheduler.timesteps:
         fed = scheduler.scale_model_input(x, t)

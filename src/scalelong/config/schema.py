@@ -328,16 +328,6 @@ class Config(Section):
         return self.latents is None if self.sampling.clip is None else self.sampling.clip
 
     @property
-    def sampling_details(self) -> tuple[str, ...]:
-        """What samples depend on besides sampler, steps and guidance, where it is not the usual."""
-        sampling = self.sampling
-        spacing = () if sampling.timestep_spacing == "quadratic" else (sampling.timestep_spacing,)
-        is_large = sampling.sampler == "ddpm" and sampling.variance == "large"
-        unusual = self.clips_samples != (self.latents is None)
-        clipping = ("clipped" if self.clips_samples else "unclipped",) if unusual else ()
-        return (*spacing, *(("large-variance",) if is_large else ()), *clipping)
-
-    @property
     def can_guide(self) -> bool:
         """Whether the network also learns to do without its condition."""
         return any(block is not None and block.drop > 0 for block in (self.labels, self.text))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .process import DiffusionProcess
 from .solvers import Generators, Solver
-from .spacing import Spacing, half_log_snr, nearest_indices, noisiest_index, separate, solver_indices
+from .spacing import Spacing, half_log_snr, nearest_indices, noisiest_index, solver_indices
 
 # In continuous time, as U-ViT's eps for more than 15 evaluations.
 CLEANEST_TIME = 1e-4
@@ -93,9 +93,8 @@ def noise_singlestep(process: DiffusionProcess, steps: int, spacing: Spacing) ->
 
 def image_singlestep(process: DiffusionProcess, steps: int, spacing: Spacing) -> Solver:
     """DPM-Solver++ of order 3 in single steps: all nodes have the given spacing."""
-    indices = solver_indices(process, steps, spacing, open_end=True)
-    nodes = separate([0, *reversed(indices)], process.schedule.num_steps - 1)
-    return on_table(process, nodes[::-1], step_orders(steps), of_image=True)
+    nodes = [*solver_indices(process, steps, spacing, open_end=True), 0]
+    return on_table(process, nodes, step_orders(steps), of_image=True)
 
 
 def on_table(process: DiffusionProcess, indices: list[int], orders: list[int], *, of_image: bool) -> Solver:

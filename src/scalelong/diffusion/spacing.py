@@ -33,13 +33,14 @@ def solver_indices(
     >>> solver_indices(DiffusionProcess(), 4, "linspace", open_end=True)
     [999, 749, 500, 250]
     """
-    points = steps + (open_end and spacing != "trailing")
-    available = process.schedule.num_steps
-    most = available - (points - steps)
+    available, points = process.schedule.num_steps, steps + open_end
+    most = available - open_end
     if not 1 <= steps <= most:
         raise ValueError(f"steps must be between 1 and {most}, the schedule's number of times, got {steps}")
     if points == 1:
         return [noisiest_index(process, 1) if spacing in LIMITED else available - 1]
+    if spacing == "trailing" and open_end:
+        return separate([0, *_trailing(process, steps)], available - 1)[:0:-1]
     return SPACINGS[spacing](process, points)[::-1][:steps]
 
 

@@ -115,11 +115,23 @@ def describe_samples(
         "sampler": sampling.sampler,
         "steps": config.sampling_steps,
         # Only where they are unusual: folders of before these keys keep their images.
-        **({"details": list(config.sampling_details)} if config.sampling_details else {}),
+        **({"details": details} if (details := sampling_details(config)) else {}),
         "guidance": sampling.guidance if config.conditional else None,
         "class": request.label,
         "prompt": request.prompt,
     }
+
+
+def sampling_details(config: Config) -> list[str]:
+    """What samples depend on besides sampler, steps and guidance, where it is not the usual."""
+    sampling = config.sampling
+    applies = {
+        sampling.timestep_spacing: sampling.timestep_spacing != "quadratic",
+        "large-variance": sampling.sampler == "ddpm" and sampling.variance == "large",
+        "clipped": config.clips_samples and config.latents is not None,
+        "unclipped": not config.clips_samples and config.latents is None,
+    }
+    return [detail for detail, is_so in applies.items() if is_so]
 
 
 def with_sampling(config: Config, **given: object) -> Config:
@@ -138,7 +150,7 @@ def title(config: Config, request: SampleRequest, step: int, weights: Weights, s
     """A name for a folder of samples that says how they were made; for a prompt, which may hold anything, its hash."""
     sampling = config.sampling
     parts = [f"step-{step:06d}-{weights}-seed-{seed}-{sampling.sampler}-{config.sampling_steps}-steps"]
-    parts += config.sampling_details
+    parts += sampling_details(config)
     parts += [f"guidance-{sampling.guidance:g}"] if config.conditional else []
     parts += [f"class-{request.label}"] if request.label is not None else []
     parts += [f"prompt-{hashlib.sha256(request.prompt.encode()).hexdigest()[:8]}"] if request.prompt is not None else []
