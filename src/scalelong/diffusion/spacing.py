@@ -69,7 +69,7 @@ def separate(ascending: Sequence[int], last: int) -> list[int]:
 
 
 def nearest_indices(process: DiffusionProcess, targets: Tensor) -> list[int]:
-    """The indices of the times whose λ is closest to falling targets, all different. Shape: (N,), noisiest last."""
+    """The indices of the times whose λ is closest to falling targets, all different and noisiest last. Shape: (N,)."""
     distances = (half_log_snr(process.schedule.log_alphas_cumprod) - targets.unsqueeze(1)).abs()
     return separate(distances.argmin(1).tolist(), process.schedule.num_steps - 1)
 
@@ -94,8 +94,8 @@ def _trailing(process: DiffusionProcess, points: int) -> list[int]:
 
 def _logsnr(process: DiffusionProcess, points: int) -> list[int]:
     known = half_log_snr(process.schedule.log_alphas_cumprod)
-    ends = known[[0, noisiest_index(process, points)]].tolist()
-    return nearest_indices(process, torch.linspace(*ends, points, dtype=torch.float64))
+    cleanest, noisiest = known[[0, noisiest_index(process, points)]].tolist()
+    return nearest_indices(process, torch.linspace(cleanest, noisiest, points, dtype=torch.float64))
 
 
 SPACINGS: dict[Spacing, Callable[[DiffusionProcess, int], list[int]]] = {
