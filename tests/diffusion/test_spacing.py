@@ -26,6 +26,7 @@ import make_sampler_table as table
 
 EVEN = ("linspace", "leading", "trailing")
 RANDOM = ("ddpm", "dpm-solver++-sde")
+AS_DPM = ("dpm-solver++", "dpm-solver++-sde", "unipc")
 
 spacings = pytest.mark.parametrize("spacing", SPACINGS)
 samplers = pytest.mark.parametrize("sampler", SAMPLERS)
@@ -53,6 +54,18 @@ def test_times_fall_without_repeats_and_an_open_end_leaves_the_cleanest_out(spac
 def test_more_steps_than_there_are_times_are_refused(spacing) -> None:
     with pytest.raises(ValueError, match="steps must be between 1 and 1000, the schedule's number of times, got 1001"):
         solver_indices(build(), 1001, spacing)
+
+
+@spacings
+@samplers
+def test_every_sampler_takes_as_many_steps_as_there_are_times_and_no_more(spacing: Spacing, sampler: str) -> None:
+    process = build(num_steps=20)
+    cleanest_is_left_out = "-3" in sampler or (spacing in EVEN[:2] and sampler in AS_DPM)
+    most = 20 - cleanest_is_left_out
+    visited = build_solver(process, sampler, Route(most, spacing, "small")).times.tolist()
+    assert sorted(set(visited)) == list(range(cleanest_is_left_out, 20))
+    with pytest.raises(ValueError, match=f"steps must be between 1 and {most}, the schedule's number of times"):
+        build_solver(process, sampler, Route(most + 1, spacing, "small"))
 
 
 def test_an_unknown_spacing_is_refused_with_those_that_there_are() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .process import DiffusionProcess
 from .solvers import Generators, Solver
-from .spacing import Spacing, half_log_snr, nearest_indices, noisiest_index, solver_indices
+from .spacing import Spacing, check_steps, half_log_snr, nearest_indices, noisiest_index, solver_indices
 
 # In continuous time, as U-ViT's eps for more than 15 evaluations.
 CLEANEST_TIME = 1e-4
@@ -80,6 +80,7 @@ class Singlestep(Solver):
 
 def noise_singlestep(process: DiffusionProcess, steps: int, spacing: Spacing) -> Solver:
     """DPM-Solver-3: steps with the given spacing, whose nodes divide them evenly in λ."""
+    check_steps(process, steps, open_end=True)
     orders = step_orders(steps)
     ends = step_ends(process, len(orders), spacing)
     within = [torch.arange(order) / order for order in orders]

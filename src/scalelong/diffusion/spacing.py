@@ -33,15 +33,21 @@ def solver_indices(
     >>> solver_indices(DiffusionProcess(), 4, "linspace", open_end=True)
     [999, 749, 500, 250]
     """
+    check_steps(process, steps, open_end=open_end)
     available, points = process.schedule.num_steps, steps + open_end
-    most = available - open_end
-    if not 1 <= steps <= most:
-        raise ValueError(f"steps must be between 1 and {most}, the schedule's number of times, got {steps}")
     if points == 1:
         return [noisiest_index(process, 1) if spacing in LIMITED else available - 1]
     if spacing == "trailing" and open_end:
         return separate([0, *_trailing(process, steps)], available - 1)[:0:-1]
     return SPACINGS[spacing](process, points)[::-1][:steps]
+
+
+def check_steps(process: DiffusionProcess, steps: int, *, open_end: bool) -> None:
+    """Raise unless there are so many times, besides the cleanest if the end is open."""
+    most = process.schedule.num_steps - open_end
+    if not 1 <= steps <= most:
+        without = ", of which the last is not evaluated" if open_end else ""
+        raise ValueError(f"steps must be between 1 and {most}, the schedule's number of times{without}, got {steps}")
 
 
 def noisiest_index(process: DiffusionProcess, points: int) -> int:
