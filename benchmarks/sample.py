@@ -39,7 +39,7 @@ from scalelong.cli import keep_freed_memory
 from scalelong.config import Config, build_model, build_process
 from scalelong.config.build import conditioning_of, lay_out, spread_labels
 from scalelong.diffusion.guidance import Conditioning
-from scalelong.diffusion.solvers import solver_indices
+from scalelong.diffusion.samplers import solver_indices
 from scalelong.sampling.sample_run import Sampler, with_sampling
 
 UVIT = {"kind": "uvit", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4}

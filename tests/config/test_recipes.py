@@ -106,6 +106,22 @@ def test_every_recipe_takes_a_step_and_samples_guided_images(
     assert sorted(path.name for path in folder.iterdir()) == ["000000.png", "000001.png", "grid.png"]
 
 
+def test_without_its_warm_up_the_average_keeps_its_decay_from_the_first_step(tmp_path: Path) -> None:
+    tiny = ["model.embed_dim=16", "model.depth=2", "model.num_heads=2", "training.steps=1", "training.batch_size=4"]
+    quiet = ["training.sample_every=null", "training.validate_every=null", "optim.ema_decay=0.75"]
+    moved = {}
+    for warmup in (True, False):
+        folder = tmp_path / str(warmup)
+        train(load_recipe("digits", [*tiny, *quiet, f"optim.ema_warmup={str(warmup).lower()}"]), folder)
+        saved = Run(folder).checkpoints()
+        first, last = (saved.load(folder / "checkpoints" / f"step-{step:06d}") for step in (0, 1))
+        before, after, average = first.tensors("model"), last.tensors("model"), last.tensors("ema")
+        name = "pos_embed"
+        moved[warmup] = ((average[name] - before[name]).norm() / (after[name] - before[name]).norm()).item()
+    # Update 0 decays by (1 + 0)/(10 + 0), or by 0.75.
+    assert moved == pytest.approx({True: 0.9, False: 0.25}, rel=1e-3)
+
+
 def test_a_section_that_a_resolved_recipe_leaves_out_can_be_filled_by_overrides() -> None:
     resolved = to_yaml(load_recipe("digits"))
     assert "labels: null" in resolved

@@ -26,6 +26,8 @@ BUDGETS = {
     "dpm-solver++-sde": (100, 0.02),
     "heun": (30, 0.02),
     "unipc": (30, 0.02),
+    "dpm-solver-3": (50, 0.02),
+    "dpm-solver++-3": (50, 0.02),
     "euler-maruyama": (200, 0.04),
     "ode": (200, 0.03),
     "ode-heun": (50, 0.02),
@@ -65,9 +67,11 @@ def test_every_prediction_of_one_network_gives_the_same_image(sampler: str) -> N
 # diffusers
 
 
-def plain_loop(scheduler, predict: Predictor, x: Tensor, generators: list[torch.Generator] | None = None) -> Tensor:
+def plain_loop(
+    scheduler, predict: Predictor, x: Tensor, generators: list[torch.Generator] | None = None, **options: bool
+) -> Tensor:
     """Sampling as diffusers' pipelines write it."""
-    given = {} if generators is None else {"generator": generators}
+    given = options if generators is None else {"generator": generators, **options}
     x = x * scheduler.init_noise_sigma
     for t in scheduler.timesteps:
         fed = scheduler.scale_model_input(x, t)
@@ -98,7 +102,7 @@ def test_at_the_same_times_sampling_is_the_plain_loop_of_diffusers(
     sampled = generators if sampler in ("ddpm", "dpm-solver++-sde") else None
     expected = plain_loop(scheduler, gaussian_predictor(process), noise, sampled)
     times = sorted({int(t) for t in scheduler.timesteps}, reverse=True)
-    monkeypatch.setattr("scalelong.diffusion.solvers.solver_indices", lambda process, steps: times)
+    monkeypatch.setattr("scalelong.diffusion.samplers.solver_indices", lambda *_, **__: times)
     images = sample(gaussian_predictor(process), process, (3, 8, 8), seeds=range(3), sampler=sampler, clip=False)
     torch.testing.assert_close(images, expected, atol=1e-4, rtol=0)
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 from functools import lru_cache, partial
-from typing import Any
 
 import pytest
 import torch
+from exact_moments import WEAK_ORDERS, flow_to_data, moments
 from exact_scores import GAUSSIAN, MEAN, THREE, build, gaussian_predictor, seeded_noise
 from torch import Tensor
 
-from scalelong.diffusion import SAMPLERS, DiffusionProcess, sample
-from scalelong.diffusion.solvers import EulerFlow, EulerMaruyama, sample_noise, score, solver_indices
+from scalelong.diffusion import SAMPLERS, sample
+from scalelong.diffusion.samplers import solver_indices
+from scalelong.diffusion.solvers import EulerFlow, EulerMaruyama, sample_noise, score
 
 # As many steps as make the error of the discretisation small beside that of the Monte-Carlo estimate.
 STEPS = {
@@ -28,6 +29,8 @@ STEPS = {
     "dpm-solver++-sde": 150,
     "heun": 40,
     "unipc": 40,
+    "dpm-solver-3": 60,
+    "dpm-solver++-3": 60,
     "euler-maruyama": 400,
     "ode": 300,
     "ode-heun": 80,
@@ -77,17 +80,6 @@ def test_the_exact_score_of_a_mixture_gives_every_part_its_weight(sampler: str) 
     assert ((shares - THREE.weights).abs() < 4 * (THREE.weights * (1 - THREE.weights) / len(sampled)).sqrt()).all()
 
 
-def flow_to_data(process: DiffusionProcess, noise: Tensor, std: float) -> Tensor:
-    """Where the probability flow of N(MEAN, std²) takes the noise, with the mean of x_0 at the cleanest time.
-
-    The flow keeps the number of deviations from the mean.
-    """
-    signals = process.schedule.alphas_cumprod[[solver_indices(process, 10)[0], 0]].double()
-    first, last = (signals * std**2 + 1 - signals).sqrt()
-    deviations = (noise - signals[0].sqrt() * MEAN) / first
-    return (MEAN + signals[1].sqrt() * std**2 / last * deviations).float()
-
-
 @pytest.mark.parametrize("time", ["discrete", "continuous"])
 @pytest.mark.parametrize(("sampler", "order"), ORDERS.items())
 def test_twice_the_steps_divide_the_error_by_two_to_the_solver_s_order(sampler: str, order: int, time: str) -> None:
@@ -95,7 +87,7 @@ def test_twice_the_steps_divide_the_error_by_two_to_the_solver_s_order(sampler: 
     generate = partial(
         sample, gaussian_predictor(process, std), process, noise, seeds=range(4), sampler=sampler, clip=False
     )
-    exact = flow_to_data(process, noise, std)
+    exact = flow_to_data(process, sampler, 10, noise, std)
     errors = [(generate(steps=steps) - exact).abs().mean().item() for steps in (10, 20, 40, 80)]
     assert all(coarse / fine > 0.95 * 2**order for coarse, fine in itertools.pairwise(errors)), errors
     if order == 1:
@@ -105,7 +97,7 @@ def test_twice_the_steps_divide_the_error_by_two_to_the_solver_s_order(sampler: 
 def test_at_fifty_steps_a_second_order_solver_is_ten_times_as_exact_as_a_first_order_one() -> None:
     process, noise = build(("linear", "continuous")), seeded_noise(range(4), 1, 8, 8)
     generate = partial(sample, gaussian_predictor(process, 0.5), process, noise, seeds=range(4), steps=50, clip=False)
-    exact = flow_to_data(process, noise, 0.5)
+    exact = flow_to_data(process, "ddim", 50, noise, 0.5)
     errors = {sampler: (generate(sampler=sampler) - exact).abs().mean().item() for sampler in ORDERS}
     first = min(error for sampler, error in errors.items() if ORDERS[sampler] == 1)
     assert all(errors[sampler] < first / 10 for sampler, order in ORDERS.items() if order == 2), errors
@@ -114,61 +106,26 @@ def test_at_fifty_steps_a_second_order_solver_is_ten_times_as_exact_as_a_first_o
 # Solvers with noise
 
 
-WEAK_ORDERS = {"ddpm": 1, "euler-maruyama": 1, "dpm-solver++-sde": 2}
 FINER = (20, 40, 80, 160)
 
 random_samplers = pytest.mark.parametrize("sampler", WEAK_ORDERS)
 
 
-class UnitNoise:
-    """Stands for torch.randn: the image of seed k draws 1 the k-th time it draws, and 0 otherwise; seed 0 only 0."""
-
-    def __init__(self) -> None:
-        self.draws: dict[int, int] = {}
-
-    def __call__(self, *shape: Any, generator: torch.Generator, **options: Any) -> torch.Tensor:
-        seed = generator.initial_seed()
-        self.draws[seed] = self.draws.get(seed, 0) + 1
-        shape = shape if isinstance(shape[0], int) else tuple(shape[0])
-        return torch.full(shape, float(self.draws[seed] == seed))
-
-
-def moments(
-    process: DiffusionProcess, sampler: str, steps: int, std: float, monkeypatch: pytest.MonkeyPatch
-) -> tuple[float, float]:
-    """The exact mean and variance of what a sampler gives for data N(MEAN, std²)."""
-    unit = UnitNoise()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "randn", unit)
-        seeds = range(steps + 1)
-        images = sample(
-            gaussian_predictor(process, std), process, (1, 1, 1), seeds=seeds, steps=steps, sampler=sampler, clip=False
-        )
-    # The last step ends at an estimate of x_0; where it draws noise all the same, it must be multiplied by 0.
-    assert set(unit.draws.values()) <= {steps, steps + 1}
-    mean, *others = images.flatten().double().tolist()
-    return mean, sum((other - mean) ** 2 for other in others)
-
-
 @random_samplers
 @pytest.mark.parametrize("kind", [("linear", "discrete"), ("cosine", "continuous")], ids="-".join)
-def test_twice_the_steps_divide_the_error_of_the_variance_by_two_to_the_weak_order(
-    kind, sampler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_twice_the_steps_divide_the_error_of_the_variance_by_two_to_the_weak_order(kind, sampler: str) -> None:
     process, std, order = build(kind), 0.5, WEAK_ORDERS[sampler]
     signal = process.schedule.alphas_cumprod[0].item()
     exact = std**2 * signal * std**2 / (signal * std**2 + 1 - signal)  # of the mean of x_0 at the cleanest time
-    found = [moments(process, sampler, steps, std, monkeypatch) for steps in FINER]
+    found = [moments(process, sampler, steps, std) for steps in FINER]
     errors = [abs(variance - exact) / exact for _, variance in found]
     # Ancestral sampling approaches its order from below: 1.80, 1.89, 1.97 in discrete time.
     assert all(coarse / fine > 0.88 * 2**order for coarse, fine in itertools.pairwise(errors)), errors
     assert all(mean == pytest.approx(MEAN, abs=0.11 / steps) for (mean, _), steps in zip(found, FINER, strict=True))
 
 
-def test_four_hundred_steps_of_euler_maruyama_miss_less_than_one_percent_of_the_deviation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    mean, variance = moments(build(("linear", "continuous")), "euler-maruyama", 400, 0.2, monkeypatch)
+def test_four_hundred_steps_of_euler_maruyama_miss_less_than_one_percent_of_the_deviation() -> None:
+    mean, variance = moments(build(("linear", "continuous")), "euler-maruyama", 400, 0.2)
     assert mean == pytest.approx(MEAN, abs=1e-3)
     assert math.sqrt(variance) == pytest.approx(0.2, rel=0.01)
 
@@ -188,7 +145,7 @@ def test_noise_of_every_step_comes_from_the_generator_of_the_image(sampler: str)
 def test_in_continuous_time_a_step_is_the_integral_of_the_rate(kind) -> None:
     process = build(kind)
     solver = EulerMaruyama(process, solver_indices(process, 1000))
-    assert solver.indices == list(range(999, -1, -1))
+    assert torch.equal(solver.times, process.schedule.times.flip(0))
     integral = process.schedule.closed_form(process.schedule.times).neg().tolist()
     for tau, expected in zip(solver.tau, [*integral[::-1], 0.0], strict=True):
         assert tau == pytest.approx(expected, rel=1e-9)

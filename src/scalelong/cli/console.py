@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..diffusion import SAMPLERS
+from ..diffusion.samplers import Spacing, Variance
 
 if TYPE_CHECKING:
     from ..training import Display
@@ -39,6 +40,9 @@ Weights = Annotated[Literal["ema", "raw"], typer.Option(help="The EMA weights, o
 Which = Annotated[str, typer.Option("--checkpoint", metavar="last|best|STEP", help="best = lowest validation loss.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps of the solver; else the recipe's.")]
 Sampler = Annotated[str | None, typer.Option(help=f"One of {', '.join(SAMPLERS)}; else the recipe's.")]
+TimestepSpacing = Annotated[Spacing | None, typer.Option(help="Which times it visits; else the recipe's.")]
+NoiseVariance = Annotated[Variance | None, typer.Option(help="Of what ddpm draws; else the recipe's.")]
+Clip = Annotated[bool | None, typer.Option(help="Keep estimates of the image within its range; else the recipe's.")]
 Guidance = Annotated[float | None, typer.Option(min=0, help="1 = the condition as it is; else the recipe's.")]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The first image's seed; the next has the next.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile first, once per size of batch; faster then.")]

@@ -75,6 +75,9 @@ def evaluate(
     reference: Annotated[Path | None, typer.Option("--reference", help="An .npz; else of the run's own data.")] = None,
     steps: console.Steps = None,
     sampler: console.Sampler = None,
+    timestep_spacing: console.TimestepSpacing = None,
+    variance: console.NoiseVariance = None,
+    clip: console.Clip = None,
     guidance: console.Guidance = None,
     seed: console.Seed = 0,
     checkpoint: console.Which = "last",
@@ -102,7 +105,8 @@ def evaluate(
     from ..utils.process import Rank
 
     kinds = ("ema", "raw") if weights == "both" else (weights,)
-    sampling = console.given(steps=steps, sampler=sampler, guidance=guidance)
+    changed = {"timestep_spacing": timestep_spacing, "variance": variance, "clip": clip}
+    sampling = console.given(steps=steps, sampler=sampler, guidance=guidance, **changed)
     plan = Plan(images, kinds, network, reference, seed, sampling, compile, checkpoint, resize)
     # Read before the figures are written: they may go to the same file.
     others = [] if compare is None else read_evaluations(compare)

@@ -110,6 +110,9 @@ def sample(
     count: Annotated[int, typer.Option("-n", min=1, help="How many images.")] = 64,
     steps: console.Steps = None,
     sampler: console.Sampler = None,
+    timestep_spacing: console.TimestepSpacing = None,
+    variance: console.NoiseVariance = None,
+    clip: console.Clip = None,
     guidance: console.Guidance = None,
     label: Annotated[int | None, typer.Option("--class", min=0, help="Sample this class only.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Sample what this text says.")] = None,
@@ -121,10 +124,11 @@ def sample(
 ) -> None:
     """Sample images from a trained run.
 
-    Writes one PNG for each, and a grid of the first 256. Each image has a seed and noise of its own. Images that are
-    there are not sampled again: the same command resumes where it was interrupted, and a larger -n adds to the folder.
-    Several processes share the work. At the same --batch and number of threads the files are the same; with others
-    they agree to rounding.
+    Writes one PNG for each, and a grid of the first 256. Each image has a seed and noise of its own; without --class or
+    --prompt the classes or captions go by the image's number, not by its seed. Images that are there are not sampled
+    again: the same command resumes where it was interrupted, and a larger -n adds to the folder. Several processes
+    share the work. At the same --batch and number of threads the files are the same; with others they agree to
+    rounding.
 
     \b
     Examples:
@@ -143,6 +147,9 @@ def sample(
             count,
             steps=steps,
             sampler=sampler,
+            timestep_spacing=timestep_spacing,
+            variance=variance,
+            clip=clip,
             guidance=guidance,
             request=SampleRequest(label, prompt),
             seed=seed,

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from ..data import DataConfig
 from ..data.config import LatentConfig, TextConfig
 from ..diffusion import Prediction, Time
-from ..diffusion.samplers import SAMPLERS
+from ..diffusion.samplers import SAMPLERS, Spacing, Variance
 from ..skips import METHODS
 
 Whole = Annotated[int, Field(ge=1)]
@@ -178,6 +178,8 @@ class OptimConfig(Section):
     clip_norm: Positive | None = None
     """The largest norm of the gradient; null = never clipped."""
     ema_decay: Fraction = 0.9999
+    ema_warmup: bool = True
+    """Whether update n = 0, 1, … decays by (1 + n)/(10 + n) at most; false = by ema_decay from the first on."""
 
 
 class TrainingConfig(Section):
@@ -226,6 +228,13 @@ class SamplingConfig(Section):
 
     sampler: Annotated[str, AfterValidator(one_of(SAMPLERS))] = "ddim"
     steps: Whole = 50
+    """Times at which the network is evaluated (twice with Heun's method); all of the schedule's if it has fewer."""
+    timestep_spacing: Spacing = "quadratic"
+    """Which times: closer together where there is less noise, even (in one of diffusers' ways), or even in log-SNR."""
+    variance: Variance = "small"
+    """Of what `ddpm` draws: right for data that is one point (small), or standard normal (large). Others draw none."""
+    clip: bool | None = None
+    """Whether every estimate of x_0 is kept within [-1, 1]; null = that of pixels, not that of latents."""
     guidance: Annotated[float, Field(ge=0)] = 1.0
     """w of ε(∅) + w·(ε(c) − ε(∅)): 1 = the condition as it is, more = stronger. U-ViT's scale s is w = 1 + s."""
 
@@ -308,6 +317,15 @@ class Config(Section):
     @property
     def conditional(self) -> bool:
         return self.labels is not None or self.text is not None
+
+    @property
+    def sampling_steps(self) -> int:
+        return min(self.sampling.steps, self.diffusion.steps)
+
+    @property
+    def clips_samples(self) -> bool:
+        """Whether estimates of x_0 are kept within the range of pixels."""
+        return self.latents is None if self.sampling.clip is None else self.sampling.clip
 
     @property
     def can_guide(self) -> bool:

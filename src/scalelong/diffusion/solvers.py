@@ -1,4 +1,4 @@
-"""The solvers that lead from noise to images, the times they visit, and the table of all samplers.
+"""The solvers that lead from noise to images: those of diffusers, and our own in τ.
 
 Those of diffusers are given x_0 and the schedule's own times. Ours run in τ = −log ᾱ = ∫β, from the noisiest time down
 to the data at τ = 0, and end at the estimate of x_0. With the score s = −(x − sqrt(ᾱ)·x_0)/(1−ᾱ) of x_t they are
@@ -12,31 +12,27 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .process import DiffusionProcess
 
-# log ᾱ/(1−ᾱ) of the noisiest start, just beyond the end of the linear schedule. The cosine schedule continues to −20,
-# where an error of the network in ε becomes one in x_0 that is 20,000 times as large.
-NOISIEST_LOG_SNR = -10.2
-
 Generators = list[torch.Generator]
+Variance = Literal["small", "large"]
 
 
 class Solver(ABC):
     """One way from noise to images, whose state is x_t of Eq. 1.
 
-    It evaluates the network at `indices` of the schedule's `times`, in this order; `done` steps are finished.
+    It evaluates the network at `times`, in this order; `done` steps are finished. Shape: times (N,).
     """
 
-    def __init__(self, indices: list[int]) -> None:
-        self.indices = indices
+    def __init__(self, times: Tensor) -> None:
+        self.times = times
         self.done = 0
 
     def begin(self, noise: Tensor) -> Tensor:
@@ -44,7 +40,7 @@ class Solver(ABC):
         return noise
 
     def network_input(self, state: Tensor) -> Tensor:
-        """x_t of Eq. 1 at the next of the indices. Shape: (B, …) → (B, …)."""
+        """x_t of Eq. 1 at the next of the times. Shape: (B, …) → (B, …)."""
         return state
 
     @abstractmethod
@@ -55,8 +51,8 @@ class Solver(ABC):
 class SchedulerSolver(Solver):
     """A scheduler of diffusers that keeps x_t."""
 
-    def __init__(self, scheduler: Any, indices: list[int], *, random: bool) -> None:
-        super().__init__(indices)
+    def __init__(self, scheduler: Any, times: Tensor, *, random: bool) -> None:
+        super().__init__(times)
         self.scheduler, self.random = scheduler, random
 
     def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
@@ -77,7 +73,7 @@ class SigmaSolver(SchedulerSolver):
         return state / self._scale()
 
     def _scale(self) -> float:
-        """1/sqrt(ᾱ) at the next of the indices."""
+        """1/sqrt(ᾱ) at the next of the times."""
         return (1 + self.scheduler.sigmas[self.done].item() ** 2) ** 0.5
 
 
@@ -85,7 +81,7 @@ class EulerSolver(Solver):
     """What our own solvers share: steps in τ."""
 
     def __init__(self, process: DiffusionProcess, indices: list[int]) -> None:
-        super().__init__(indices)
+        super().__init__(process.schedule.times[indices])
         # Paper: a step of β(t)·Δt; here: the integral of β over the step, because it is the same to first order and
         # is known for schedules in discrete time, too.
         self.tau = [*(-process.schedule.log_alphas_cumprod[indices]).tolist(), 0.0]
@@ -122,7 +118,7 @@ class HeunFlow(EulerSolver):
 
     def __init__(self, process: DiffusionProcess, indices: list[int]) -> None:
         super().__init__(process, indices)
-        self.indices = [indices[0], *(index for index in indices[1:] for _ in range(2))]
+        self.times = torch.cat([self.times[:1], self.times[1:].repeat_interleave(2)])
         self.before: tuple[Tensor, Tensor, float] | None = None
 
     def step(self, x0: Tensor, state: Tensor, generators: Generators) -> Tensor:
@@ -148,18 +144,22 @@ def sample_noise(shape: tuple[int, ...] | torch.Size, generators: Generators) ->
     return torch.stack([torch.randn(*shape, generator=generator) for generator in generators])
 
 
-def ancestral(process: DiffusionProcess, indices: list[int]) -> Solver:
-    """DDPM: samples x_s from its distribution given x_t and the estimate of x_0."""
-    scheduler = build_scheduler("DDPMScheduler", process, clip_sample=False)
+def ancestral(process: DiffusionProcess, indices: list[int], *, variance: Variance = "small") -> Solver:
+    """DDPM: samples x_s given x_t and the estimate of x_0, with the variance of q(x_s | x_t, x_0) or of q(x_t | x_s).
+
+    The first, "small", is right for data that is one point; the second, "large", for data that is standard normal.
+    """
+    scheduler = build_scheduler("DDPMScheduler", process, clip_sample=False, variance_type=f"fixed_{variance}")
     scheduler.set_timesteps(timesteps=indices)
-    return SchedulerSolver(scheduler, indices, random=True)
+    return SchedulerSolver(scheduler, process.schedule.times[indices], random=True)
 
 
 def multistep(process: DiffusionProcess, indices: list[int], *, scheduler: str, **options: Any) -> Solver:
     """DPM-Solver++ and UniPC: exponential integrators in log σ that reuse earlier estimates."""
     built = build_scheduler(scheduler, process, **options)
     set_grid(built, torch.tensor(indices), sigmas_at(process, indices))
-    return SchedulerSolver(built, indices, random=options.get("algorithm_type") == "sde-dpmsolver++")
+    is_random = options.get("algorithm_type") == "sde-dpmsolver++"
+    return SchedulerSolver(built, process.schedule.times[indices], random=is_random)
 
 
 def heun(process: DiffusionProcess, indices: list[int]) -> Solver:
@@ -169,48 +169,7 @@ def heun(process: DiffusionProcess, indices: list[int]) -> Solver:
     visited = torch.cat([visited[:1], visited[1:].repeat_interleave(2)])
     sigmas = torch.cat([sigmas[:1], sigmas[1:-1].repeat_interleave(2), sigmas[-1:]])
     set_grid(scheduler, visited, sigmas)
-    return SigmaSolver(scheduler, visited.tolist(), random=False)
-
-
-# DDIM is the first-order update of DPM-Solver++; diffusers' own DDIMScheduler steps back by num_steps // steps, which
-# misses its next time wherever that division has a remainder. Its DPMSolverSDEScheduler is not used, because its noise
-# comes from a Brownian tree with a seed of its own and not from the images' generators.
-SAMPLERS: Mapping[str, Callable[[DiffusionProcess, list[int]], Solver]] = {
-    "ddim": partial(multistep, scheduler="DPMSolverMultistepScheduler", solver_order=1),
-    "ddpm": ancestral,
-    "dpm-solver++": partial(multistep, scheduler="DPMSolverMultistepScheduler"),
-    "dpm-solver++-sde": partial(multistep, scheduler="DPMSolverMultistepScheduler", algorithm_type="sde-dpmsolver++"),
-    "heun": heun,
-    "unipc": partial(multistep, scheduler="UniPCMultistepScheduler"),
-    "euler-maruyama": EulerMaruyama,
-    "ode": EulerFlow,
-    "ode-heun": HeunFlow,
-}
-
-
-def build_solver(process: DiffusionProcess, sampler: str, steps: int) -> Solver:
-    if sampler not in SAMPLERS:
-        raise ValueError(f"no sampler {sampler!r}; known: {', '.join(SAMPLERS)}")
-    return SAMPLERS[sampler](process, solver_indices(process, steps))
-
-
-def solver_indices(process: DiffusionProcess, steps: int) -> list[int]:
-    """Where in the schedule's `times` the solver's steps begin: quadratically spaced, noisiest first.
-
-    Index i of n is (i/(n−1))² of the way, as DDIM has it for CIFAR-10, but at least i, so that all are different.
-    On Gaussian data of standard deviation 0.2 even spacing loses 12 % of it in 50 steps of DDIM, this one 4 %.
-
-    >>> solver_indices(DiffusionProcess(), 4)
-    [999, 444, 111, 0]
-    """
-    available = process.schedule.num_steps
-    if not 1 <= steps <= available:
-        raise ValueError(f"steps must be between 1 and {available}, the schedule's number of times, got {steps}")
-    log_snr = torch.logit(process.schedule.alphas_cumprod.double())
-    last = max(int((log_snr >= NOISIEST_LOG_SNR).sum()), steps) - 1
-    if steps == 1:
-        return [last]
-    return [max(i, round(last * (i / (steps - 1)) ** 2)) for i in reversed(range(steps))]
+    return SigmaSolver(scheduler, process.schedule.times[visited], random=False)
 
 
 def sigmas_at(process: DiffusionProcess, indices: list[int]) -> Tensor:

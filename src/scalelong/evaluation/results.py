@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
+from ..sampling.sample_run import sampling_details
 from ..utils.atomic import replace_text, to_json
 from ..utils.blocks import Fingerprint
 from .features import FeatureNetwork
@@ -104,8 +105,8 @@ def describe_sampler(config: Config, compiled: bool = False) -> str:
     """
     sampling = config.sampling
     guidance = f", guidance {sampling.guidance:g}" if config.conditional else ""
-    steps = min(sampling.steps, config.diffusion.steps)
-    return f"{sampling.sampler}, {steps} steps{guidance}{', compiled' if compiled else ''}"
+    details = "".join(f", {detail}" for detail in sampling_details(config))
+    return f"{sampling.sampler}, {config.sampling_steps} steps{details}{guidance}{', compiled' if compiled else ''}"
 
 
 def check_reference(reference: Reference, network: FeatureNetwork) -> None:

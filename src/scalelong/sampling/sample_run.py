@@ -19,6 +19,7 @@ from ..config.schema import Config, Weights
 from ..data.encoders import LatentEncoder, TextEncoder
 from ..diffusion import sample, to_uint8
 from ..diffusion.guidance import NOTHING, Condition, Conditioning
+from ..diffusion.samplers import Spacing, Variance
 from ..runs.checkpoint import Checkpoint
 from ..runs.model import choose_checkpoint, load_network, weights_digest
 from ..runs.run_dir import Run
@@ -51,6 +52,9 @@ def sample_run(
     *,
     steps: int | None = None,
     sampler: str | None = None,
+    timestep_spacing: Spacing | None = None,
+    variance: Variance | None = None,
+    clip: bool | None = None,
     guidance: float | None = None,
     request: SampleRequest = DEFAULT,
     seed: int = 0,
@@ -62,14 +66,23 @@ def sample_run(
 ) -> Path:
     """Sample images with a checkpoint of a run; returns the folder of the PNGs and `grid.png`, complete or absent.
 
-    Image k has the seed `seed + k`, so it does not depend on how many there are. Finished blocks are not sampled again,
+    Image k has the noise of the seed `seed + k`, so it does not depend on how many there are. Its class or caption,
+    where none is requested, is the k-th of them by turns, whatever the seed. Finished blocks are not sampled again,
     after an interruption or for a larger `count`; processes started by torchrun share the rest. On one machine the
-    files are the same to the bit at the same `batch` and number of threads, and with others but for rounding.
-    `compile` takes its time once for every size of batch, is faster then, and has a folder of its own. `checkpoint` is
-    last, best or a step. What is not given is as the recipe's `sampling:` block says.
+    files are the same to the bit at the same `batch` and number of threads, and with others but for rounding. `compile`
+    takes its time once for every size of batch, is faster then, and has a folder of its own. `checkpoint` is last, best
+    or a step. What is not given is as the recipe's `sampling:` block says.
     """
     run = Run(Path(folder))
-    config = with_sampling(run.config(), steps=steps, sampler=sampler, guidance=guidance)
+    config = with_sampling(
+        run.config(),
+        steps=steps,
+        sampler=sampler,
+        timestep_spacing=timestep_spacing,
+        variance=variance,
+        clip=clip,
+        guidance=guidance,
+    )
     check_request(config, request)
     chosen = choose_checkpoint(run, checkpoint)
     settings = describe_samples(config, request, chosen, weights, seed)
@@ -99,24 +112,44 @@ def describe_samples(
         "sha256": weights_digest(checkpoint, weights),
         "seed": seed,
         "sampler": sampling.sampler,
-        "steps": min(sampling.steps, config.diffusion.steps),
+        "steps": config.sampling_steps,
+        # Only where they are unusual: folders of before these keys keep their images.
+        **({"details": details} if (details := sampling_details(config)) else {}),
         "guidance": sampling.guidance if config.conditional else None,
         "class": request.label,
         "prompt": request.prompt,
     }
 
 
+def sampling_details(config: Config) -> list[str]:
+    """What samples depend on besides sampler, steps and guidance, where it is not the usual."""
+    sampling = config.sampling
+    applies = {
+        sampling.timestep_spacing: sampling.timestep_spacing != "quadratic",
+        "large-variance": sampling.sampler == "ddpm" and sampling.variance == "large",
+        "clipped": config.clips_samples and config.latents is not None,
+        "unclipped": not config.clips_samples and config.latents is None,
+    }
+    return [detail for detail, is_so in applies.items() if is_so]
+
+
 def with_sampling(config: Config, **given: object) -> Config:
     """The recipe with other settings, where not None, of its `sampling:` block, checked like the recipe's own."""
     given = {key: value for key, value in given.items() if value is not None}
     raw = {**config.model_dump(), "sampling": {**config.sampling.model_dump(), **given}}
-    return check_config(raw, {(): "the run's recipe", **{("sampling", key): f"--{key}" for key in given}})
+    options = {("sampling", key): f"--{key.replace('_', '-')}" for key in given}
+    changed = check_config(raw, {(): "the run's recipe", **options})
+    if "steps" in given and changed.sampling_steps < changed.sampling.steps:
+        most, asked = changed.sampling_steps, changed.sampling.steps
+        raise ValueError(f"steps must be between 1 and {most}, the schedule's number of times, got {asked}")
+    return changed
 
 
 def title(config: Config, request: SampleRequest, step: int, weights: Weights, seed: int) -> str:
     """A name for a folder of samples that says how they were made; for a prompt, which may hold anything, its hash."""
     sampling = config.sampling
-    parts = [f"step-{step:06d}-{weights}-seed-{seed}-{sampling.sampler}-{sampling.steps}-steps"]
+    parts = [f"step-{step:06d}-{weights}-seed-{seed}-{sampling.sampler}-{config.sampling_steps}-steps"]
+    parts += sampling_details(config)
     parts += [f"guidance-{sampling.guidance:g}"] if config.conditional else []
     parts += [f"class-{request.label}"] if request.label is not None else []
     parts += [f"prompt-{hashlib.sha256(request.prompt.encode()).hexdigest()[:8]}"] if request.prompt is not None else []
@@ -192,9 +225,11 @@ class Sampler:
                 build_process(config.diffusion),
                 config.sample_shape,
                 seeds=[self.seed + number for number in numbers],
-                steps=min(sampling.steps, config.diffusion.steps),
+                steps=config.sampling_steps,
                 sampler=sampling.sampler,
-                clip=config.latents is None,
+                timestep_spacing=sampling.timestep_spacing,
+                variance=sampling.variance,
+                clip=config.clips_samples,
                 device=self.device,
                 progress=lambda done, steps: progress(done / steps),
             )

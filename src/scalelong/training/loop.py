@@ -98,7 +98,7 @@ class Trainer:
         self.model = parallel.wrap(self.network, training)
         optimizer = build_optimizer(self.network, config.optim, self.device)
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        ema = EMA(self.network, config.optim.ema_decay)
+        ema = EMA(self.network, config.optim.ema_decay, warmup=config.optim.ema_warmup)
         self.state = TrainState(self.network, optimizer, ema, parallel.build_scaler())
         self.monitor = None
         if every := training.monitor_every:
