@@ -48,7 +48,7 @@ from scalelong.runs import Run
 from scalelong.runs.run_dir import ResumePoint
 from scalelong.training import Display, Trainer, train
 from scalelong.training.parallel import Parallel
-from scalelong.utils.process import best_device, resolve_precision
+from scalelong.utils.runtime import best_device, resolve_precision
 
 SPEEDUP_GOAL, WAIT_GOAL, GROWTH_GOAL = 1.1, 0.02, 0.01
 SWITCHES = ("channels_last", "compile")

@@ -29,6 +29,12 @@ def inputs(count: int) -> tuple[Tensor, Tensor]:
     return torch.randn(count, 1, 8, 8, generator=generator), torch.full((count,), 500.0)
 
 
+@pytest.mark.parametrize("drop", [-0.1, 1.0, 10.0, float("nan")])
+def test_a_condition_is_dropped_with_a_probability(drop: float) -> None:
+    with pytest.raises(ValueError, match="drop must be a probability below 1"):
+        Conditioning(("y", "context"), takes_labels=True, no_label=7, drop=drop)
+
+
 def test_a_condition_is_dropped_exactly_where_chosen() -> None:
     conditioning = conditioning_of(by_class())
     chosen = torch.tensor([True, False, True])

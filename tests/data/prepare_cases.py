@@ -29,8 +29,8 @@ from scalelong.data.config import LatentConfig, TextConfig
 from scalelong.data.encoders import LatentEncoder, TextEncoder
 from scalelong.data.prepare import Job, prepare
 from scalelong.data.prepared import PreparedData, open_prepared
-from scalelong.utils.blocks import BlockFolder
-from scalelong.utils.process import Rank
+from scalelong.utils.block_folder import BlockFolder
+from scalelong.utils.runtime import Rank
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sits", "on", "grass", "snow", "red", "blue", "small"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

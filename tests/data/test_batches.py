@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scalelong.data import Batches, BatchOrder, ImageSet, Picked
 from scalelong.diffusion import to_uint8
-from scalelong.utils.process import keyed_generator
+from scalelong.utils.runtime import keyed_generator
 
 ORDERS = st.builds(BatchOrder, size=st.integers(1, 12), batch_size=st.integers(1, 15), seed=st.integers(0, 2**63 - 1))
 

@@ -22,7 +22,7 @@ from scalelong.data import load_images
 from scalelong.data.encoders import TextEncoder
 from scalelong.data.prepare import Job
 from scalelong.data.prepared import open_prepared, prepared_folder
-from scalelong.utils.blocks import INDEX
+from scalelong.utils.block_folder import INDEX
 
 MakeJob = Callable[[str], Job]
 

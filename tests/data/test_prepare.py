@@ -19,8 +19,8 @@ from scalelong.data import prepared as prepared_module
 from scalelong.data.encoders import LatentEncoder, TextEncoder
 from scalelong.data.prepare import Job, PreparedFolder, prepare
 from scalelong.data.prepared import mapped
-from scalelong.utils.blocks import INDEX
-from scalelong.utils.process import Rank, keyed_generator
+from scalelong.utils.block_folder import INDEX
+from scalelong.utils.runtime import Rank, keyed_generator
 
 MakeJob = Callable[[str], Job]
 

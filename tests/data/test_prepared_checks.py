@@ -25,7 +25,7 @@ from prepare_cases import (
 from scalelong.data import DataError
 from scalelong.data.prepare import Job, prepare
 from scalelong.utils.atomic import read_signed, signed
-from scalelong.utils.blocks import INDEX, BlockError
+from scalelong.utils.block_folder import INDEX, BlockError
 
 MakeJob = Callable[[str], Job]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scalelong.diffusion import DiffusionProcess, build_schedule
-from scalelong.diffusion.samplers import Predictor
+from scalelong.diffusion.guidance import Predictor
 
 MEAN, STD = 0.3, 0.2
 

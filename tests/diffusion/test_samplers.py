@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scalelong.diffusion import SAMPLERS, SCHEDULES, noise_predictor, sample, to_uint8
-from scalelong.diffusion.samplers import Predictor, solver_indices
+from scalelong.diffusion.guidance import Predictor
+from scalelong.diffusion.samplers import solver_indices
 from scalelong.models import UViT
 
 # Steps, and the share of the standard deviation that they may miss: the error of the discretisation, by order.

@@ -34,7 +34,7 @@ from scalelong.evaluation.results import NAMES
 from scalelong.runs import Run
 from scalelong.runs.model import load_network
 from scalelong.sampling.sample_run import Sampler
-from scalelong.utils.process import Rank
+from scalelong.utils.runtime import Rank
 
 pytest.importorskip("torchmetrics")
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from scalelong.evaluation.features import Describe, fill_features, stored_features
-from scalelong.utils.blocks import Progress
-from scalelong.utils.process import SINGLE, Rank
+from scalelong.utils.block_folder import Progress
+from scalelong.utils.runtime import SINGLE, Rank
 
 
 def count_up(numbers: range, progress: Callable[[float], None]) -> Tensor:

@@ -33,8 +33,8 @@ from scalelong.sampling import SampleRequest, sample_run
 from scalelong.sampling.images import SampleFolder, images_in, read_image
 from scalelong.sampling.sample_run import Sampler, title, with_sampling
 from scalelong.utils.atomic import Busy, locked
-from scalelong.utils.blocks import BlockError
-from scalelong.utils.process import Rank
+from scalelong.utils.block_folder import BlockError
+from scalelong.utils.runtime import Rank
 
 sampling = import_module("scalelong.sampling.sample_run")  # The package's name for it is the function's.
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalelong import METHODS, scale_skips
 from scalelong.models import UViT
-from scalelong.utils.process import end_process
+from scalelong.utils.runtime import end_process
 
 WORLD = 2
 

@@ -23,7 +23,7 @@ from scalelong.evaluation import evaluate as evaluating
 from scalelong.evaluation.results import check_comparable
 from scalelong.runs import Run
 from scalelong.training import TrainResult
-from scalelong.utils.process import SINGLE
+from scalelong.utils.runtime import SINGLE
 
 pytest.importorskip("torchmetrics")
 

@@ -11,7 +11,7 @@ from run_cases import assert_same_run, lasting_metrics, losses, make_trainer, ru
 
 from scalelong.training import Trainer
 from scalelong.training.parallel import Parallel
-from scalelong.utils.process import resolve_precision
+from scalelong.utils.runtime import resolve_precision
 
 # Far more than fp16 can hold; halved at every overflow.
 HUGE = 2.0**30

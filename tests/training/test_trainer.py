@@ -20,7 +20,7 @@ from scalelong.sampling.images import tile
 from scalelong.training import Trainer, loop, samples
 from scalelong.training.loss import Validation, find_origin
 from scalelong.training.parallel import check_launcher
-from scalelong.utils.process import Rank
+from scalelong.utils.runtime import Rank
 
 MODULE = "in_blocks.0.mlp.fc1"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scalelong.utils.atomic import Damaged
-from scalelong.utils.blocks import INDEX, BlockError, BlockFolder, block_ranges
+from scalelong.utils.block_folder import INDEX, BlockError, BlockFolder, block_ranges
 
 
 class Killed(Exception):

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 
-from ..utils.process import end_process
+from ..utils.runtime import end_process
 
 # glibc's numbers of its own options, from malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3

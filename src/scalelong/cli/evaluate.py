@@ -43,7 +43,7 @@ def stats(
       scalelong stats ./photos --size 64 --images 5000
     """
     from ..evaluation import build_reference, load_features, load_reference
-    from ..utils.process import Rank
+    from ..utils.runtime import Rank
 
     with console.shown_progress() as show:
         config, features = choose_data(data, overrides or [], size), load_features(network, resize)
@@ -102,7 +102,7 @@ def evaluate(
       torchrun --nproc-per-node 8 -m scalelong evaluate runs/mine
     """
     from ..evaluation import Plan, evaluate_run, read_evaluations
-    from ..utils.process import Rank
+    from ..utils.runtime import Rank
 
     kinds = ("ema", "raw") if weights == "both" else (weights,)
     changed = {"timestep_spacing": timestep_spacing, "variance": variance, "clip": clip}

@@ -41,7 +41,7 @@ def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, dry_ru
     from ..data.prepare import Job
     from ..data.prepare import prepare as run_job
     from ..utils.atomic import human_size
-    from ..utils.process import Rank
+    from ..utils.runtime import Rank
 
     config = load_recipe(recipe, overrides or [])
     data, text, latents = config.data, config.text, config.latents

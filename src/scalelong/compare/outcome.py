@@ -30,7 +30,7 @@ from ..training import Display, train
 from ..training.logger import Silent
 from ..training.loss import open_validation
 from ..utils.atomic import locked
-from ..utils.process import keyed_generator
+from ..utils.runtime import keyed_generator
 from .grid import write_json
 
 FILE = "outcome.json"

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..utils.process import keyed_generator
+from ..utils.runtime import keyed_generator
 
 
 @dataclass(frozen=True)

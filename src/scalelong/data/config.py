@@ -70,11 +70,6 @@ class DataConfig(BaseModel):
     """The folder that `scalelong prepare` fills with latents and text features; null = `prepared/<recipe>-<hash>` in
     the working directory, where the hash is that of everything the files depend on."""
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of every image."""
-        return self.channels, self.image_size, self.image_size
-
 
 class TextConfig(BaseModel):
     """The `text:` block of a recipe: the encoder of the captions."""

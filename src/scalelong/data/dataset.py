@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 from ..utils.atomic import Busy, locked
-from ..utils.blocks import POLL_SECONDS, BlockError, BlockFolder, Fingerprint
+from ..utils.block_folder import POLL_SECONDS, BlockError, BlockFolder, Fingerprint
 from .batches import ImageSet
 from .config import DataConfig, DataError
 from .decode import BrokenImages, Part, Progress, open_parts
@@ -78,7 +77,7 @@ def decode_parts(parts: Sequence[Part], progress: Progress | None = None) -> Ima
 
 def fits_in_memory(images: int, config: DataConfig) -> bool:
     """Whether so many decoded images may be held in memory."""
-    size = images * prod(config.image_shape)
+    size = images * config.channels * config.image_size**2
     if config.memory_gb is not None:
         return size <= config.memory_gb * 1e9
     import psutil

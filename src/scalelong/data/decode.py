@@ -72,7 +72,7 @@ class Part:
         config = self.config
         pictures = (raw[config.image_column] for raw in self.table.rows(self.rows))
         named = ((row_name(f"row {row}", picture), picture) for row, picture in zip(self.rows, pictures, strict=True))
-        images = torch.empty(len(self), *config.image_shape, dtype=torch.uint8)
+        images = torch.empty(len(self), config.channels, config.image_size, config.image_size, dtype=torch.uint8)
         kept: list[int] = []
         decoded = ordered_map(lambda pair: (pair[0], decode(*pair, config)), named, config.workers)
         for position, (name, pixels) in enumerate(decoded):

@@ -13,15 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, count
-from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..utils.atomic import free_space, human_size
-from ..utils.blocks import BlockFolder, Entry, Fingerprint
-from ..utils.process import SINGLE, Rank
+from ..utils.block_folder import BlockFolder, Entry, Fingerprint
+from ..utils.runtime import SINGLE, Rank
 from .batches import ImageSet
 from .config import DataConfig, DataError, LatentConfig, TextConfig
 from .decode import BrokenImages, Part, Progress, open_parts, open_picture, spread
@@ -78,7 +77,9 @@ class Job:
 
     def rows_together(self) -> int:
         """How many rows a block has."""
-        usual = max(1, IMAGES_BYTES // prod(self.data.image_shape)) if self.images_only else ENCODED_ROWS
+        usual = (
+            max(1, IMAGES_BYTES // (self.data.channels * self.data.image_size**2)) if self.images_only else ENCODED_ROWS
+        )
         return usual if self.block_rows is None else self.block_rows
 
     def fingerprint(self, parts: Sequence[Part]) -> Fingerprint:
@@ -197,7 +198,7 @@ class PreparedFolder(BlockFolder):
 
 def check_space(job: Job, rows: int) -> None:
     """Raise, before the first image is decoded, where the disk has no room for them all."""
-    size = rows * prod(job.data.image_shape)
+    size = rows * job.data.channels * job.data.image_size**2
     there = sum(file.stat().st_size for file in job.folder.glob("*.safetensors"))
     free = free_space(job.folder)
     if free is not None and size - there > free:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..utils.atomic import Damaged, import_safetensors
-from ..utils.blocks import BlockFolder, Entry, Fingerprint
-from ..utils.process import keyed_generator
+from ..utils.block_folder import BlockFolder, Entry, Fingerprint
+from ..utils.runtime import keyed_generator
 from .batches import ImageSet, Picked, caption_of
 from .config import DataConfig, DataError, LatentConfig, TextConfig
 from .encoders import latents_from

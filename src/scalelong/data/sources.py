@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..utils.blocks import Fingerprint
+from ..utils.block_folder import Fingerprint
 from .config import DataConfig, DataError, first_line
 from .folders import FILES, TARS, folder_splits, walk, zip_columns
 

@@ -1,8 +1,19 @@
 """Diffusion: noise schedules, the process that noises and scores, and samplers."""
 
-from .process import DiffusionProcess, Loss, Prediction
-from .samplers import SAMPLERS, noise_predictor, sample, to_uint8
-from .schedule import SCHEDULES, CosineSchedule, LinearSchedule, Schedule, SqrtLinearSchedule, Time, build_schedule
+from .guidance import noise_predictor
+from .process import (
+    SCHEDULES,
+    CosineSchedule,
+    DiffusionProcess,
+    LinearSchedule,
+    Loss,
+    Prediction,
+    Schedule,
+    SqrtLinearSchedule,
+    Time,
+    build_schedule,
+)
+from .samplers import SAMPLERS, sample, to_uint8
 
 __all__ = [
     "SAMPLERS",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .samplers import Predictor, noise_predictor
+Predictor = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,10 @@ class Conditioning:
     empty_text: Tensor | None = None
     drop: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.drop < 1:
+            raise ValueError(f"drop must be a probability below 1, got {self.drop}")
+
     def of(self, batch: Any) -> Condition:
         """The condition of a batch, or of picked examples: what the network takes and no more."""
         return Condition(batch.labels if self.takes_labels else None, batch.text if self.takes_text else None)
@@ -107,3 +111,20 @@ def prefers_one_pass(model: Callable[..., Any], condition: Condition) -> bool:
     # Shards need as many passes in every process, whose batches may differ in size.
     sharded = hasattr(model, "unshard")
     return sharded or not condition.first.is_cpu or len(condition.first) <= MOST_TOGETHER
+
+
+def noise_predictor(model: Callable[..., Any]) -> Predictor:
+    """A predictor of any network called as model(x, t): U-ViT returns a tensor, diffusers an object with `.sample`.
+
+    Conditions come first: `noise_predictor(functools.partial(model, y=labels))`. Call `model.eval()` before sampling.
+
+    >>> from types import SimpleNamespace
+    >>> noise_predictor(lambda x, t: SimpleNamespace(sample=x + t))(torch.ones(1), torch.ones(1))
+    tensor([2.])
+    """
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        output = model(x, t)
+        return output if isinstance(output, Tensor) else output.sample
+
+    return predict

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from .guidance import Predictor
 from .process import DiffusionProcess
 from .singlestep import image_singlestep, noise_singlestep
 from .solvers import (
@@ -32,13 +32,11 @@ __all__ = [
     "Progress",
     "Spacing",
     "Variance",
-    "noise_predictor",
     "sample",
     "solver_indices",
     "to_uint8",
 ]
 
-Predictor = Callable[[Tensor, Tensor], Tensor]
 Progress = Callable[[int, int], None]
 
 
@@ -137,23 +135,6 @@ def sample(
         if progress is not None:
             progress(done + 1, len(times))
     return x.clamp(-1, 1) if clip else x
-
-
-def noise_predictor(model: Callable[..., Any]) -> Predictor:
-    """A predictor of any network called as model(x, t): U-ViT returns a tensor, diffusers an object with `.sample`.
-
-    Conditions come first: `noise_predictor(functools.partial(model, y=labels))`. Call `model.eval()` before sampling.
-
-    >>> from types import SimpleNamespace
-    >>> noise_predictor(lambda x, t: SimpleNamespace(sample=x + t))(torch.ones(1), torch.ones(1))
-    tensor([2.])
-    """
-
-    def predict(x: Tensor, t: Tensor) -> Tensor:
-        output = model(x, t)
-        return output if isinstance(output, Tensor) else output.sample
-
-    return predict
 
 
 def to_uint8(images: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ from ..runs.model import choose_checkpoint, load_network, weights_digest
 from ..runs.run_dir import Run
 from ..sampling.sample_run import BATCH, Conditions, Sampler, conditions_of, fixed, with_sampling
 from ..utils.atomic import replace_text
-from ..utils.blocks import Fingerprint, Progress, block_ranges, wait_until
-from ..utils.process import SINGLE, Rank, best_device, check_compiler, resolve_precision
+from ..utils.block_folder import Fingerprint, Progress, block_ranges, wait_until
+from ..utils.runtime import SINGLE, Rank, best_device, check_compiler, resolve_precision
 from .arrays import IMAGES, existing, read_arrays
 from .features import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
 from .manifold import precision_recall

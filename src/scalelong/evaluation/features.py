@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..utils.atomic import read_tensors
-from ..utils.blocks import BlockFolder, Fingerprint, Progress, block_ranges
-from ..utils.process import Rank, own_device
+from ..utils.block_folder import BlockFolder, Fingerprint, Progress, block_ranges
+from ..utils.runtime import Rank, own_device
 
 BATCH = 32
 # A multiple of what is sampled at once, so that no image is sampled in another batch than it would be alone.

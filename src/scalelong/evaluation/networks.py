@@ -16,7 +16,7 @@ from ..data.config import DataError, first_line
 from ..data.encoders import fingerprint_of, load_network, locate, quietly
 from ..data.sources import import_extra
 from ..utils.atomic import sha256_of
-from ..utils.process import own_device
+from ..utils.runtime import own_device
 from .features import FeatureError, FeatureNetwork, Resize
 from .inception import POOLED, FIDInception
 

@@ -18,8 +18,8 @@ from ..data import DataConfig
 from ..data.decode import BrokenImages, Part, open_parts, spread
 from ..data.sources import short_hash
 from ..utils.atomic import atomic_write, locked, sha256_of
-from ..utils.blocks import Fingerprint, Progress, block_ranges, wait_until
-from ..utils.process import SINGLE, Rank
+from ..utils.block_folder import Fingerprint, Progress, block_ranges, wait_until
+from ..utils.runtime import SINGLE, Rank
 from .arrays import IMAGES, StatisticsError, existing, read_arrays, read_images, read_statistics
 from .features import BLOCK, Describe, FeatureNetwork, ShareDone, fill_features, stored_features
 from .metrics import Moments, Statistics, random_order

@@ -12,7 +12,7 @@ from typing import Any
 from ..config.schema import Config
 from ..sampling.sample_run import sampling_details
 from ..utils.atomic import replace_text, to_json
-from ..utils.blocks import Fingerprint
+from ..utils.block_folder import Fingerprint
 from .features import FeatureNetwork
 from .inception import SPATIAL
 from .metrics import Figure

@@ -17,14 +17,13 @@ from ..config import Config, build_model, build_process
 from ..config.build import conditioning_of, open_inputs
 from ..config.schema import ScalingConfig
 from ..diffusion import DiffusionProcess, Prediction, Schedule, noise_predictor
-from ..diffusion.guidance import Condition
-from ..diffusion.samplers import Predictor
+from ..diffusion.guidance import Condition, Predictor
 from ..skips import SkipSite, constant_coefficients, find_skips
 from ..skips.readers import MOSTLY, surviving_shares
 from ..theory.figures import BLUE, GREEN, GREY, ORANGE, figure
 from ..theory.input_norms import InputNorms, measure_inputs
 from ..theory.laws import sum_of_squares
-from ..utils.process import best_device
+from ..utils.runtime import best_device
 from .block_gain import BlockGain, measure_gain
 
 PAPER_LIMIT, PAPER_SHARE = 5.0, 0.97

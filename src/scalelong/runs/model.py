@@ -6,7 +6,7 @@ from torch import nn
 
 from ..config.build import build_model, lay_out
 from ..config.schema import Config, Weights
-from ..utils.process import own_device
+from ..utils.runtime import own_device
 from .checkpoint import Checkpoint
 from .run_dir import Run, RunError
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..utils import blocks
+from ..utils import block_folder as blocks
 from ..utils.atomic import Damaged, atomic_write, locked, verify_files, writing
-from ..utils.process import Rank
+from ..utils.runtime import Rank
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -89,7 +89,10 @@ class SampleFolder:
         self.lock_file = folder.with_name(f".{folder.name}.lock")
 
     def fill(
-        self, open_sampler: Callable[[], SampleBatch], rank: Rank, progress: blocks.Progress = lambda done, count: None
+        self,
+        open_sampler: Callable[[], SampleBatch],
+        rank: Rank,
+        progress: blocks.Progress = lambda done, count: None,
     ) -> None:
         """Sample what is missing. `open_sampler` is called only if something is, for it has to load the network."""
         if self.is_complete():

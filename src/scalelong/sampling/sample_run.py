@@ -23,8 +23,8 @@ from ..diffusion.samplers import Spacing, Variance
 from ..runs.checkpoint import Checkpoint
 from ..runs.model import choose_checkpoint, load_network, weights_digest
 from ..runs.run_dir import Run
-from ..utils.blocks import Progress
-from ..utils.process import Rank, best_device, check_compiler, own_device
+from ..utils.block_folder import Progress
+from ..utils.runtime import Rank, best_device, check_compiler, own_device
 from .images import SampleBatch, SampleFolder
 
 logger = logging.getLogger(__name__)

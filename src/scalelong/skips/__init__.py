@@ -1,7 +1,7 @@
 """The core: find the long skip connections of a model and scale them. Needs torch only."""
 
 from .apply import fuse_skips, scale_skips, unscale_skips
-from .blocks import scale_blocks, unscale_blocks
+from .block_outputs import scale_blocks, unscale_blocks
 from .families import find_skips
 from .methods import METHODS, SkipScaling, constant_coefficients
 from .readers import AbsorbedScalingWarning, surviving_share

@@ -15,7 +15,7 @@ from ..data.batches import make_batch
 from ..diffusion import DiffusionProcess
 from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..guard.nonfinite import find_first_nonfinite
-from ..utils.process import SINGLE, Rank, best_device, keyed_generator
+from ..utils.runtime import SINGLE, Rank, best_device, keyed_generator
 from .parallel import Parallel
 
 

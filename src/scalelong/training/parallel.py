@@ -23,7 +23,7 @@ from torch.distributed import DistError
 from ..config.build import lay_out
 from ..config.schema import Config, TrainingConfig
 from ..runs.run_dir import ResumePoint, Run, RunError, check_unchanged
-from ..utils.process import Rank, best_device, check_compiler, own_device, resolve_precision
+from ..utils.runtime import Rank, best_device, check_compiler, own_device, resolve_precision
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -14,7 +14,7 @@ from ..evaluation import Evaluator
 from ..runs.run_dir import Run
 from ..sampling.images import save_grid
 from ..sampling.sample_run import sample_network, validation_condition
-from ..utils.blocks import wait_until
+from ..utils.block_folder import wait_until
 from .parallel import Parallel
 
 GRID_IMAGES = 64

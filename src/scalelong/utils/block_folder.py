@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from .atomic import Damaged, Files, atomic_write, describe_files, read_signed, verify_files, write_signed
-from .process import SINGLE, Rank
+from .runtime import SINGLE, Rank
 
 FORMAT = 2
 INDEX = "index.json"
