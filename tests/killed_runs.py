@@ -238,13 +238,13 @@ def delayed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 def poison(batch_index: int) -> None:
     """Let this process's noise of one batch be NaN."""
-    draw = DiffusionLoss.add_noise
+    draw = DiffusionLoss.sample_noise
 
     def noise(self: DiffusionLoss, batch: Batch) -> NoisyBatch:
         noised = draw(self, batch)
         return replace(noised, noise=noised.noise * float("nan")) if batch.step == batch_index else noised
 
-    DiffusionLoss.add_noise = noise
+    DiffusionLoss.sample_noise = noise
 
 
 if __name__ == "__main__":

@@ -18,12 +18,9 @@ PAGE = architecture.PAGE.read_text(encoding="utf-8")
 # A file is one idea; two that are always read together are one.
 LONGEST, SHORTEST = 350, 40
 # Short with a reason: what they hold has nothing in common with any other file.
-SHORT = {
-    "utils/distributed.py",
-    "utils/rng.py",
-    "cli/options.py",
-    "cli/recipes.py",
-}
+SHORT: set[str] = set()
+# How far a reader walks through a plain run.
+MOST_OPENED, MOST_CHANGES = 25, 10
 
 
 def test_the_figure_is_drawn_from_the_imports() -> None:
@@ -37,6 +34,7 @@ def test_the_table_of_packages_is_that_of_the_code() -> None:
 def test_the_walk_through_train_is_that_of_the_page() -> None:
     found = walk.follow_all("train")["train"]
     assert found.as_text() in PAGE
+    assert len(found.files) <= MOST_OPENED and found.changes <= MOST_CHANGES
 
 
 def lengths() -> dict[str, int]:

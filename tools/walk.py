@@ -68,11 +68,11 @@ TINY = (
 )
 NO_GRID = ("--set", "training.sample_every=null")
 PLAIN = (*NO_GRID, "--set", "training.validate_every=2")
-# A plain run trains, validates and saves. Scaling the skips and sampling a grid are walks of their own.
+# A plain run trains, validates and saves; scaled skips and grids of samples add their files to it.
 COMMANDS = {
-    "train, no scaling": ("train", "digits", "--out", "plain", *TINY, *PLAIN, "--set", "scaling.method=none"),
-    "train": ("train", "digits", "--out", "scaled", *TINY, *PLAIN),
-    "train, with a grid of samples": ("train", "digits", "--out", "run", *TINY, "--set", "training.sample_every=4"),
+    "train": ("train", "digits", "--out", "plain", *TINY, *PLAIN, "--set", "scaling.method=none"),
+    "train, with CS": ("train", "digits", "--out", "scaled", *TINY, *PLAIN),
+    "train, with CS and grids": ("train", "digits", "--out", "run", *TINY, "--set", "training.sample_every=4"),
     "sample": ("sample", "run", "-n", "4"),
     "evaluate": ("evaluate", "run", "--images", "64"),
     "compare": (

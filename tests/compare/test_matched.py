@@ -25,14 +25,14 @@ def seen_by(
     """The weights of a run before its first step, and all that it was shown."""
     plan = tiny_plan(method, seeds=2, more=("training.steps=6", *more))
     config, seen = plan.runs[-1].config, []
-    draw = DiffusionLoss.add_noise
+    draw = DiffusionLoss.sample_noise
 
     def spy(self: DiffusionLoss, batch: object) -> NoisyBatch:
         seen.append(draw(self, batch))  # type: ignore[arg-type]
         return seen[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(DiffusionLoss, "add_noise", spy)
+        patch.setattr(DiffusionLoss, "sample_noise", spy)
         run = Run(out / method)
         trainer = Trainer(config, run, find_resume_point(run, config), Parallel.open(config.training))
         weights = {name: tensor.clone() for name, tensor in trainer.network.state_dict().items()}

@@ -89,7 +89,7 @@ def test_conditions_are_dropped_by_seed_and_step_alike_in_any_number_of_processe
     def labels(step: int, own: slice, seed: int = 0) -> Tensor:
         objective = DiffusionLoss(process, conditioning, seed, 400, own)
         batch = Batch(torch.zeros(400, 1, 8, 8)[own], (torch.arange(400) % 10)[own], step=step)
-        found = objective.add_noise(batch).condition.labels
+        found = objective.sample_noise(batch).condition.labels
         assert found is not None
         return found
 

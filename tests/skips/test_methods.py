@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scalelong import METHODS, Argument, Channels, SkipScaling, SkipSite, constant_coefficients, scale_skips
 from scalelong.models import UViT
-from scalelong.skips.methods import LearnedKappa
+from scalelong.skips.methods import ConstantScaling, LearnedKappa
 
 CONV = [SkipSite(i, f"up.{i}", Channels(8, 8 + width), width) for i, width in ((1, 8), (2, 8), (3, 16))]
 TOKENS = [SkipSite(i, f"out.{i}", Argument(1), width=5, joined=Channels(8, 16, dim=-1)) for i in (1, 2)]
@@ -168,3 +168,11 @@ def test_a_half_precision_skip_stays_in_half_precision_and_finite(name: str, dty
     scaled = skip * scaling.coefficient(3, skip)
     assert scaled.dtype == dtype
     assert scaled.isfinite().all()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_fixed_coefficients_are_one_for_each_skip(count: int) -> None:
+    sites = [SkipSite(index, f"block{index}", Argument("skip"), 8) for index in (1, 3)]
+    assert ConstantScaling(sites, [1.0, 0.5, 0.25]).coefficients.dtype == torch.float32
+    with pytest.raises(ValueError, match="3 coefficients are needed, one per skip"):
+        ConstantScaling(sites, [1.0] * count)

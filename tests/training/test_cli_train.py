@@ -95,22 +95,27 @@ def test_a_folder_that_cannot_be_a_run_fails_in_one_line_and_stays(tmp_path: Pat
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
     before = contents(tmp_path)
-    assert_fails(run("train", *SETS, "--out", tmp_path / "file"), "is a file: choose another --out")
-    assert_fails(run("train", *SETS, "--out", tmp_path / "file" / "run"), "is a file: choose another --out")
-    assert_fails(run("train", *SETS, "--out", tmp_path / "full"), "holds other files and no run")
+    assert_fails(run("train", "digits", *SETS, "--out", tmp_path / "file"), "is a file: choose another --out")
+    assert_fails(run("train", "digits", *SETS, "--out", tmp_path / "file" / "run"), "is a file: choose another --out")
+    assert_fails(run("train", "digits", *SETS, "--out", tmp_path / "full"), "holds other files and no run")
     assert_fails(run("sample", tmp_path / "full"), "is not the folder of a run")
     assert contents(tmp_path) == before
 
 
+def test_a_folder_without_a_run_is_not_begun_without_a_recipe(tmp_path: Path) -> None:
+    assert_fails(run("train", "--out", tmp_path / "mistyped"), "there is no run in .*mistyped to resume: name a recipe")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_without_permission_fails_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scalelong.runs.run_dir.os.access", lambda path, mode: False)
-    assert_fails(run("train", *SETS, "--out", tmp_path / "run"), "is not writable")
+    assert_fails(run("train", "digits", *SETS, "--out", tmp_path / "run"), "is not writable")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_extra_fails_with_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    result = run("train", *SETS, "--out", tmp_path / "run")
+    result = run("train", "digits", *SETS, "--out", tmp_path / "run")
     assert_fails(result, r'checkpoints and prepared data need safetensors: pip install "scalelong\[train\]"')
     assert list(tmp_path.iterdir()) == []
 
@@ -132,7 +137,7 @@ def test_a_full_disk_fails_in_one_line_and_older_checkpoints_are_intact(
     assert_ends_with_error(result, "could not save the checkpoint .*No space left.*then resume.")
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000"][:room_for]
     monkeypatch.undo()
-    assert run("train", "--out", tmp_path).exit_code == 0
+    assert run("train", "digits", *SETS, "--out", tmp_path).exit_code == 0
 
 
 def test_what_fails_in_another_process_than_the_first_is_told_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,13 +79,13 @@ def test_tensorboard_has_the_settings_of_the_run(tmp_path: Path) -> None:
 
 def test_unusual_steps_are_series_of_their_own(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, *TENSORBOARD, "training.log_every=8")
-    noise = trainer.loss.add_noise
+    noise = trainer.loss.sample_noise
 
     def spoil(batch: Any) -> Any:
         noised = noise(batch)
         return replace(noised, images=noised.images * {5: 100.0, 6: math.nan}.get(batch.step, 1.0))
 
-    object.__setattr__(trainer.loss, "add_noise", spoil)
+    object.__setattr__(trainer.loss, "sample_noise", spoil)
     trainer.state.spikes = SpikeDetector(window=4)
     trainer.train()
     found = scalars(tmp_path)

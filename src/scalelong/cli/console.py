@@ -173,7 +173,7 @@ class Bar:
 
     def start(self, step: int, steps: int) -> None:
         self.info(self.title)
-        self.progress.reset(self.task, total=steps, completed=step)
+        self.progress.reset(self.task, total=steps, completed=step, numbers="")
         self.progress.start()
 
     def step(self, step: int, loss: float) -> None:

@@ -43,7 +43,9 @@ def train(
     from ..runs import Run
 
     given = recipe or "digits"
-    if recipe is None and out is not None and Run(out).exists:
+    if recipe is None and out is not None:
+        if not Run(out).exists:
+            raise ValueError(f"there is no run in {out} to resume: name a recipe to begin one (scalelong recipes)")
         given = Run(out).config_file
     config = load_recipe(given, overrides or [])
     folder = out or Path("runs") / f"{config.name}-{config.scaling.method}"

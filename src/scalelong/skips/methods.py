@@ -93,9 +93,14 @@ class ConstantScaling(SkipScaling):
 
     coefficients: Tensor
 
-    def __init__(self, sites: Sites, coefficients: Tensor) -> None:
+    def __init__(self, sites: Sites, coefficients: Sequence[float] | Tensor) -> None:
+        """`coefficients` are one for each skip up to the innermost that is scaled, outermost first."""
         super().__init__(sites)
-        self.register_buffer("coefficients", coefficients)
+        # On the CPU whatever the default device is: a model on the meta device keeps the values for later.
+        values = torch.as_tensor(coefficients, dtype=torch.float32, device="cpu")
+        count = innermost(sites)
+        require(values.shape == (count,), f"{count} coefficients are needed, one per skip, got {tuple(values.shape)}")
+        self.register_buffer("coefficients", values)
 
     def coefficient(self, index: int, skip: Tensor) -> Tensor:
         return self.coefficients[index - 1]
@@ -119,7 +124,7 @@ class UniformScaling(ConstantScaling):
     def __init__(self, sites: Sites, value: float = 1 / math.sqrt(2)) -> None:
         value = as_number(value, "value")
         require(value > 0, f"value must be positive, got {value}")
-        super().__init__(sites, torch.full((innermost(sites),), value, dtype=torch.float32, device="cpu"))
+        super().__init__(sites, [value] * innermost(sites))
 
 
 class CS(ConstantScaling):

@@ -163,7 +163,7 @@ class Trainer:
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate(config.optim, state.step)
         seed_dropout(config.seed, state.step, parallel.rank.index)
-        batch = self.loss.add_noise(self.batches.at(state.step + state.batch_offset))
+        batch = self.loss.sample_noise(self.batches.at(state.step + state.batch_offset))
         micro_batches = batch.split(config.training.grad_accumulation)
 
         losses = []

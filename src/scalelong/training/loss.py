@@ -52,7 +52,7 @@ class DiffusionLoss:
     positions: slice
     channels_last: bool = False
 
-    def add_noise(self, batch: Batch) -> NoisyBatch:
+    def sample_noise(self, batch: Batch) -> NoisyBatch:
         """Times, noise and dropped conditions of a batch."""
         device, shape = batch.images.device, batch.images.shape[1:]
         # Drawn where it is used: a GPU does it in no time, and the same seed gives the same noise on the same device.
