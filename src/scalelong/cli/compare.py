@@ -38,8 +38,9 @@ def compare(
     extends the comparison. Results: results.json, results.csv and curves.csv in the folder. A method may carry options:
     cs:kappa=0.5, ls:ratio=4:activation=elu. The baseline is none, or the first method if none is not among them.
 
-    Ctrl-C or SIGTERM: every run is saved, and the exit code is 130 or 143. Exit code 1: a run failed. Exit code 2: the
-    comparison could not be made as asked, and one line says why. A run that diverges is a result.
+    Ctrl-C or SIGTERM: every run is saved, and the exit code is 130 or 143. Exit code 1: a run broke off with
+    an error. Exit code 2: the comparison could not be made as asked, and one line says why. A run that fails, because
+    its loss is not finite, the guard gives it up or it does not learn, is a result.
 
     \b
     Examples:
@@ -103,12 +104,12 @@ def report(result: CompareResult, command: str) -> None:
     folder, results = result.folder, result.results
     print_results(results)
     for run, message in result.failures.items():
-        typer.echo(f"failed: {run}: {message}", err=True)
+        typer.echo(f"broken: {run}: {message}", err=True)
     print_line(f"results: {', '.join(str(folder / name) for name in ('results.json', 'results.csv', 'curves.csv'))}")
     if result.signal is not None:
         done = f"{results['runs_done']} of {count(results['runs_total'], 'run')} done"
         print_line(f"stopped and saved: {done}. To resume: {command}")
         sys.exit(128 + result.signal)
     if result.failures:
-        print_line(f"{count(len(result.failures), 'run')} failed, see {folder / 'logs'}. To try again: {command}")
+        print_line(f"{count(len(result.failures), 'run')} broke, see {folder / 'logs'}. To try again: {command}")
         sys.exit(1)

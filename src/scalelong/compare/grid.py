@@ -135,6 +135,8 @@ class Plan:
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     baseline: Method
+    edge_rates: tuple[float, ...] = ()
+    """The rates that all methods share, if the edge of each is looked for: those who failed are then stopped early."""
 
     @property
     def runs(self) -> list[PlannedRun]:
@@ -148,9 +150,10 @@ class Plan:
         return self.arms[0].config.training.steps
 
     def pairs(self) -> Iterator[tuple[Arm, Arm]]:
-        """Every arm that is not the baseline, with the baseline of its setting."""
+        """Every arm that is not the baseline, with the baseline of its setting if that is run."""
         bases = {arm.setting: arm for arm in self.arms if arm.method == self.baseline}
-        return ((arm, bases[arm.setting]) for arm in self.arms if arm.method != self.baseline)
+        others = [arm for arm in self.arms if arm.method != self.baseline]
+        return ((arm, bases[arm.setting]) for arm in others if arm.setting in bases)
 
 
 def make_plan(

@@ -50,7 +50,7 @@ class OscillationCurve:
 
 @dataclass(frozen=True)
 class Share:
-    """How many of the runs that ended have diverged."""
+    """How many of the runs that ended have failed."""
 
     count: int
     of: int
@@ -63,6 +63,8 @@ class RunResult:
     seed: int | None
     folder: str
     status: str = "unknown"
+    cause: str | None = None
+    """Why it failed: not finite, given up, or did not learn."""
     step: int | None = None
     seconds: Finite = None
     seconds_per_step: Finite = None
@@ -87,7 +89,7 @@ class Arm:
     fd_curve: Curve | None = None
     oscillation: dict[str, Estimate | None] | None = None
     oscillation_curve: OscillationCurve | None = None
-    diverged: Share | None = None
+    failed: Share | None = None
     coefficients: Curve | None = None
     noise_robustness: Curve | None = None
     style: int = 0

@@ -59,8 +59,9 @@ def comparison_part(comparison: Comparison, album: sections.Album) -> Part:
 def status(comparison: Comparison) -> tuple[str, str]:
     """What the badge says, and the state of the part."""
     done, total = comparison.results.runs_done, comparison.results.runs_total
-    lost = sum(one.result.status in ("diverged", "failed") for one in comparison.runs)
-    bad = f", {lost} diverged or failed" if lost else ""
+    states = [one.result.status for one in comparison.runs]
+    counts = [(states.count(state), state) for state in ("failed", "broken")]
+    lost, bad = sum(count for count, _ in counts), "".join(f", {count} {state}" for count, state in counts if count)
     if comparison.running:
         return f"unfinished: {done} of {total} runs done{bad}", "running"
     return f"finished: {done if lost else total} runs{bad}", "trouble" if lost else "finished"
@@ -72,9 +73,10 @@ def unusual_events(comparison: Comparison) -> list[tuple[str, str]]:
     for one in comparison.runs:
         status, message = one.result.status, one.result.message
         lines = one.run.event_lines() if one.run else []
-        # A run that diverged has said so in its own events.
-        if not (status == "diverged" and any(line.startswith("Training diverged") for line in lines)):
-            failure = [f"{status}: {message}"] if message else [status] * (status in ("failed", "diverged"))
+        # A run that the guard gave up has said so in its own events.
+        if not (status == "failed" and any(line.startswith("Training diverged") for line in lines)):
+            reason = ": ".join(filter(None, (status, one.result.cause, message)))
+            failure = [reason] * (status in ("failed", "broken") or message is not None)
             lines = [*failure, *lines]
         found += [(f"{comparison.name_of(one.arm)}, {one.name}", line) for line in lines]
     return found
@@ -118,14 +120,16 @@ def numbers_table(comparison: Comparison) -> Table:
         pace = show(sum(paces) / len(paces), 3) if paces else NOTHING
         figures = [show_estimate(arm.final_loss), *[show_estimate(arm.final_fd) for _ in fd]]
         parameters = show(comparison.results.parameters.get(arm.id))
-        rows.append([comparison.name_of(arm), done, diverged(arm), *figures, pace, parameters])
-    columns = ["method", "finished", "diverged", "validation loss at the end", *fd, "seconds per step", "parameters"]
-    note = "Mean over seeds and its 95 % interval; diverged: share with its 95 % interval."
+        rows.append([comparison.name_of(arm), done, failed(arm), *figures, pace, parameters])
+    columns = ["method", "finished", "failed", "validation loss at the end", *fd, "seconds per step", "parameters"]
+    note = (
+        "Mean over seeds and its 95 % interval. Failed: not finite, given up, or nothing learned; share with interval."
+    )
     return Table("The numbers", columns, rows, note=note)
 
 
-def diverged(arm: Arm) -> str:
-    found = arm.diverged
+def failed(arm: Arm) -> str:
+    found = arm.failed
     if found is None or not found.of:
         return NOTHING
     share = "" if found.low is None or found.high is None else f" ({found.low:.0%}{TO}{found.high:.0%})"
@@ -155,7 +159,7 @@ def by_setting(comparison: Comparison, make: Callable[[Arm], Series]) -> list[Vi
 
 
 def curves(comparison: Comparison) -> Sequence[Block]:
-    ended = {arm.id: "diverged" for arm in comparison.arms if arm.diverged and arm.diverged.count}
+    ended = {arm.id: "failed" for arm in comparison.arms if arm.failed and arm.failed.count}
     losses = by_setting(comparison, lambda arm: curve_series(arm, arm.loss_curve, ended.get(arm.id, "")))
     fds = by_setting(comparison, lambda arm: curve_series(arm, arm.fd_curve, ended.get(arm.id, "")))
     training = by_setting(comparison, lambda arm: training_series(comparison, arm))
@@ -185,7 +189,7 @@ def training_series(comparison: Comparison, arm: Arm) -> Series:
     most = max(40, min(200, 12_000 // max(1, len(comparison.begun))))
     runs = [(one, run) for one, run in comparison.begun if one.arm is arm]
     lines = [(one.name, thin(run.series("loss"), most)) for one, run in runs]
-    ended = "diverged" if any(run.ended for _, run in runs) else ""
+    ended = "failed" if any(run.ended for _, run in runs) else ""
     return Series(arm.label, arm.style, members=lines, ended=ended)
 
 
@@ -235,7 +239,7 @@ def rates(comparison: Comparison) -> Sequence[Block]:
         series = []
         for sweep in sweeps:
             style = next((arm.style for arm in comparison.arms if arm.label == sweep.label), 0)
-            ended = "some diverged" if None in sweep.mean else ""
+            ended = "some failed" if None in sweep.mean else ""
             series.append(Series(sweep.label, style, sweep.points, sweep.band, ended=ended))
             label = f"{sweep.label}, {name}" if len(found) > 1 else sweep.label
             largest = f"Largest stable rate: {show(sweep.largest_stable_rate)}"
@@ -311,6 +315,7 @@ def runs_table(comparison: Comparison) -> Table:
     rows = []
     for one in comparison.runs:
         found, setting = one.result, one.arm.setting or NOTHING
+        state = f"{found.status}: {found.cause}" if found.cause else found.status
         numbers = (show(found.step), duration(found.seconds), show(found.final_loss), show(found.final_fd))
-        rows.append((f"{one.arm.label}, {one.name}", setting, found.status, *numbers))
+        rows.append((f"{one.arm.label}, {one.name}", setting, state, *numbers))
     return Table("Every run", columns, rows, folded=True)
