@@ -19,6 +19,7 @@ from comparison_cases import TINY, files_in, lasting
 from killed_comparisons import OBSTACLE
 
 from scalelong.cli.compare import report
+from scalelong.cli.compare_display import print_results
 from scalelong.compare.run import CompareResult
 from scalelong.report import read_content, render
 from scalelong.report.comparison import read_comparison
@@ -149,11 +150,15 @@ def test_its_page_shows_what_it_wrote(made: Made) -> None:
 def test_the_exit_code_tells_of_failures_and_signals(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     results = json.loads((made[0] / "results.json").read_text())
     with pytest.raises(SystemExit) as failed:
-        report(CompareResult(made[0], results, None, {"runs/cs/seed-1": "no space left"}), "scalelong compare digits")
+        report(
+            CompareResult(made[0], results, None, {"runs/cs/seed-1": "no space left"}),
+            "scalelong compare digits",
+            print_results,
+        )
     said = capsys.readouterr()
     assert failed.value.code == 1 and said.err == "broken: runs/cs/seed-1: no space left\n"
     with pytest.raises(SystemExit) as stopped:
-        report(CompareResult(made[0], results, signal.SIGTERM, {}), "scalelong compare digits")
+        report(CompareResult(made[0], results, signal.SIGTERM, {}), "scalelong compare digits", print_results)
     assert stopped.value.code == 143
     assert "stopped and saved: 4 of 4 runs done. To resume: scalelong compare digits" in capsys.readouterr().out
 

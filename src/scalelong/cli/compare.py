@@ -52,7 +52,7 @@ def compare(
     """
     from ..compare import run
     from ..compare.grid import make_plan
-    from .compare_display import choose_display
+    from .compare_display import choose_display, print_results
 
     plan = make_plan(
         recipe,
@@ -68,7 +68,9 @@ def compare(
         print_plan(plan, folder, workers)
         return
     command = shlex.join(["scalelong", *sys.argv[1:]])
-    report(run.compare(plan, folder, workers=workers, display=choose_display(), command=command), command)
+    report(
+        run.compare(plan, folder, workers=workers, display=choose_display(), command=command), command, print_results
+    )
 
 
 def numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
@@ -97,12 +99,10 @@ def print_plan(plan: Plan, folder: Path, workers: int | None) -> None:
     print_line(f"{count(used, 'worker')}, about {clock(run.estimate_seconds(plan, used))}, in {folder}")
 
 
-def report(result: CompareResult, command: str) -> None:
+def report(result: CompareResult, command: str, show: Callable[[Any], None]) -> None:
     """The tables, what went wrong, and how to resume; ends the process where the exit code says something."""
-    from .compare_display import print_results
-
     folder, results = result.folder, result.results
-    print_results(results)
+    show(results)
     for run, message in result.failures.items():
         typer.echo(f"broken: {run}: {message}", err=True)
     print_line(f"results: {', '.join(str(folder / name) for name in ('results.json', 'results.csv', 'curves.csv'))}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,23 +14,24 @@ from .survival import Edge, RateTable, edge_ratio
 
 Table = dict[str, Any]
 
+Setting = tuple[int, int]
+"""Depth and batch size."""
+
+Sweeps = Mapping[tuple[str, Setting], tuple[Sequence[Arm], RateTable]]
+"""By method and setting: the arms, the lowest rate first, and their runs."""
+
 Base = tuple[str, RateTable]
 """What the baseline is called, and its runs."""
 
 
 def describe_rates(plan: Plan, records: Records) -> list[Table]:
     """For each method that ran at several learning rates, where its edge is and how much the choice matters."""
-    groups: dict[tuple[str, int, int], list[Arm]] = {}
-    for arm in sorted(plan.arms, key=lambda arm: (arm.axes["depth"], arm.axes["batch"], arm.axes["lr"])):
-        groups.setdefault((arm.method.id, arm.axes["depth"], arm.axes["batch"]), []).append(arm)
+    groups: dict[tuple[str, Setting], list[Arm]] = {}
+    for arm in sorted(plan.arms, key=lambda arm: arm.axes["lr"]):
+        groups.setdefault((arm.method.id, (arm.axes["depth"], arm.axes["batch"])), []).append(arm)
     sweeps = {key: (arms, table) for key, arms in groups.items() if (table := table_of(arms, records)) is not None}
-    found = []
-    for method in dict.fromkeys(arm.method.id for arm in plan.arms):
-        for (name, *setting), (arms, table) in sweeps.items():
-            if name == method:
-                base = sweeps.get((plan.baseline.id, *setting)) if name != plan.baseline.id else None
-                found.append(describe_sweep(plan, arms, records, table, base and (base[0][0].label, base[1])))
-    return found
+    order = list(dict.fromkeys((arm.method.id, (arm.axes["depth"], arm.axes["batch"])) for arm in plan.arms))
+    return [describe_sweep(plan, key, sweeps, records) for key in order if key in sweeps]
 
 
 def table_of(arms: Sequence[Arm], records: Records) -> RateTable | None:
@@ -43,12 +44,16 @@ def table_of(arms: Sequence[Arm], records: Records) -> RateTable | None:
         tuple(zip(*([getattr(run, name) for run in runs] for runs in seeds), strict=True))
         for name in ("survived", "measured_loss")
     )
-    return RateTable(tuple(arm.axes["lr"] for arm in arms), survived, losses)
+    return RateTable(tuple(runs[0].seed for runs in seeds), tuple(arm.axes["lr"] for arm in arms), survived, losses)
 
 
-def describe_sweep(plan: Plan, arms: Sequence[Arm], records: Records, table: RateTable, base: Base | None) -> Table:
-    first, seeds = arms[0], [records[arm.id] for arm in arms]
-    untrained = next((loss for runs in seeds if (loss := initial_loss(runs)) is not None), math.inf)
+def describe_sweep(plan: Plan, key: tuple[str, Setting], sweeps: Sweeps, records: Records) -> Table:
+    """One method at one depth and batch size, against the baseline there."""
+    (arms, table), base = sweeps[key], sweeps.get((plan.baseline.id, key[1]))
+    first, is_base = arms[0], key[0] == plan.baseline.id
+    against = None if is_base or base is None else (base[0][0].label, base[1])
+    losses_before = [loss for arm in arms if (loss := initial_loss(records[arm.id])) is not None]
+    untrained = losses_before[0] if losses_before else math.inf
     rows = zip(table.losses, table.survived, strict=True)
     # A rate at which a run failed has no mean: that of the others would flatter.
     losses = [[loss if survived else math.inf for loss, survived in zip(*row, strict=True)] for row in rows]
@@ -61,7 +66,7 @@ def describe_sweep(plan: Plan, arms: Sequence[Arm], records: Records, table: Rat
         "low": spread["low"],
         "high": spread["high"],
         "largest_stable_rate": largest_stable_rate(table.rates, losses, untrained),
-        **describe_edge(first.label, table, base, shared=plan.edge_rates, untrained=untrained, steps=plan.steps),
+        **describe_edge(first.label, table, against, shared=plan.edge_rates, untrained=untrained, steps=plan.steps),
     }
 
 
@@ -72,13 +77,14 @@ def describe_edge(
 
     The sensitivity is over the rates that all methods share.
     """
-    edge, best, seeds = table.edge, table.best, len(table.survived[0])
+    edge, best, seeds = table.edge, table.best, len(table.seeds)
     ratio = None if base is None else edge_ratio(table, base[1])
     low, high = zip(*table.shares, strict=True)
     survival = {"rates": table.rates, "mean": [count / seeds for count in table.counts], "low": low, "high": high}
     return {
         "rates": table.rates,
         "seeds": seeds,
+        "survived": table.counts,
         "survival": survival,
         "edge": asdict(edge),
         "ratio": ratio and {**asdict(ratio), "verdict": ratio.verdict},
@@ -93,16 +99,16 @@ def describe_edge(
 def edge_sentence(label: str, table: RateTable, edge: Edge, ratio: Edge | None, baseline: str, steps: int) -> str:
     """Where the edge is, with the length of the run, and how it compares.
 
-    >>> table = RateTable((0.002, 0.004), ((True, True), (True, False)), ((0.1, 0.1), (0.1, 0.9)))
+    >>> table = RateTable((0, 1), (0.002, 0.004), ((True, True), (True, False)), ((0.1, 0.1), (0.1, 0.9)))
     >>> print(edge_sentence("CS", table, Edge(0.004, 0.003, 0.005), Edge(2.0, 1.5, 2.5), "none", 400))
     CS: half of its runs survive 400 steps at a rate of 0.004 (95 % interval 0.003 to 0.005, 2 seeds), 2.00× the edge of
     none (1.50 to 2.50): larger. All survive at 0.002.
     """
-    safe = "Even at the lowest rate a run fails." if table.safe_rate is None else f"All survive at {table.safe_rate:g}."
+    safe = "At no rate do all survive." if table.safe_rate is None else f"All survive at {table.safe_rate:g}."
     if edge.value is None:
-        far = "survive even the highest" if edge.bound == "at least" else "fail even at the lowest"
-        return f"{label}: the edge cannot be told: more than half of its runs {far} rate, for {steps:,} steps. {safe}"
-    seeds = f"{len(table.survived[0])} seed{'s'[: len(table.survived[0]) > 1]}"
+        far = "survive even the highest rate" if edge.bound == "at least" else "fail at every rate"
+        return f"{label}: the edge cannot be told: more than half of its runs {far}, for {steps:,} steps. {safe}"
+    seeds = f"{len(table.seeds)} seed{'s'[: len(table.seeds) > 1]}"
     interval = seeds if edge.low is None else f"95 % interval {edge.low:.3g} to {edge.high:.3g}, {seeds}"
     said = f"{label}: half of its runs survive {steps:,} steps at a rate of {bounded(edge, '.3g')} ({interval})"
     if ratio is not None:

@@ -270,7 +270,8 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         {"id": arm.id, "label": arm.label, "setting": arm.setting, "config": arm.config.model_dump(mode="json")}
         for arm in plan.arms
     ]
-    return {"recipe": plan.recipe, "seeds": list(plan.seeds), "baseline": plan.baseline.id, "arms": arms}
+    what = {"recipe": plan.recipe, "seeds": list(plan.seeds), "baseline": plan.baseline.id}
+    return {**what, "edge_rates": list(plan.edge_rates), "arms": arms}
 
 
 def save_plan(folder: Path, plan: Plan, command: str) -> str:
@@ -299,6 +300,8 @@ def check_plan(folder: Path, plan: Plan) -> dict[str, Any]:
             raise PlanError(f"{folder} holds a comparison with other settings of {arm['id']} ({changed}){HINT}")
     if not set(before["seeds"]) <= set(plan.seeds):
         raise PlanError(f"{folder} holds a comparison with {len(before['seeds'])} seeds, now {len(plan.seeds)}{HINT}")
+    if (old := before.get("edge_rates", [])) != asked["edge_rates"]:
+        raise PlanError(f"{folder} looks for the edge from the rates {old}, not from {asked['edge_rates']}{HINT}")
     if before["baseline"] != asked["baseline"]:
         raise PlanError(f"{folder} compares with {before['baseline']}, not with {asked['baseline']}{HINT}")
     return before

@@ -16,7 +16,7 @@ from ..monitor.readings import with_nulls
 from ..runs.run_dir import software
 from ..utils.atomic import replace_text
 from .collect import OSCILLATIONS, Records, RunRecord, Series, initial_loss
-from .edges import columns, describe_rates
+from .edges import advice, columns, describe_rates
 from .grid import Arm, Plan, now, write_json
 from .intervals import (
     CONFIDENCE,
@@ -97,7 +97,7 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
     """Everything in results.json; what cannot be had is null."""
     arms = [describe_arm(arm, records[arm.id], metadata) for arm in plan.arms]
     statuses = [run["status"] for arm in arms for run in arm["runs"]]
-    missing = set(statuses) - DONE
+    missing, sweeps = set(statuses) - DONE, describe_rates(plan, records)
     content = {
         "version": VERSION,
         "recipe": plan.recipe,
@@ -115,7 +115,9 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "parameters": metadata.parameters,
         "arms": arms,
         "comparisons": [describe_pair(arm, base, records) for arm, base in plan.pairs()],
-        "rate_sensitivity": describe_rates(plan, records),
+        "rate_sensitivity": sweeps,
+        "edge_rates": list(plan.edge_rates),
+        "advice": advice(sweeps, plan.steps) if plan.edge_rates and sweeps else None,
         "warnings": [*metadata.warnings, *cautions(plan, records)],
     }
     return with_nulls(content)

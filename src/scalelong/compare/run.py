@@ -162,9 +162,10 @@ class Launcher:
         runs = [run for run in self.plan.runs if self.records[str(run.folder)].outcome is None]
         runs.sort(key=lambda run: self.records[str(run.folder)].step == 0)
         logs, found = self.folder / "logs", deque[Job]()
+        work = outcome.run_until_failed if self.plan.edge_rates else outcome.run
         for run in runs:
             log = logs / f"{run.arm.id}-{run.folder.name}.log"
-            found.append(Job(self.folder / run.folder, run.config, log, outcome.run))
+            found.append(Job(self.folder / run.folder, run.config, log, work))
         if not (self.folder / ADVICE).is_file():
             found.append(Job(self.folder / ADVICE, self.plan.arms[0].config, logs / "kappa.log", jobs.write_advice))
         return found

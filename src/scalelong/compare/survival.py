@@ -79,6 +79,7 @@ def compare_survival(method: Sequence[bool], baseline: Sequence[bool]) -> Surviv
 class RateTable:
     """The runs of a method: a row for each rate, going up, with the same seeds in each. Losses are the last ones."""
 
+    seeds: tuple[int, ...]
     rates: tuple[float, ...]
     survived: tuple[tuple[bool, ...], ...]
     losses: tuple[tuple[float, ...], ...]
@@ -93,14 +94,20 @@ class RateTable:
         return [sum(row) for row in self.survived]
 
     @property
+    def upper(self) -> RateTable:
+        """From the lowest of the rates that most seeds survive: runs that fail below it lack steps, not stability."""
+        start = self.counts.index(max(self.counts))
+        return RateTable(self.seeds, self.rates[start:], self.survived[start:], self.losses[start:])
+
+    @property
     def shares(self) -> list[tuple[float, float]]:
         """Wilson's interval of the share that survives, for each rate."""
         return [proportion_interval(sum(row), len(row)) for row in self.survived]
 
     @property
     def safe_rate(self) -> float | None:
-        """The largest rate at and below which every run survived."""
-        whole = list(takewhile(lambda row: all(row[1]), zip(self.rates, self.survived, strict=True)))
+        """The largest rate up to which every run survived."""
+        whole = list(takewhile(lambda row: all(row[1]), zip(self.upper.rates, self.upper.survived, strict=True)))
         return whole[-1][0] if whole else None
 
     @property
@@ -114,26 +121,26 @@ class RateTable:
     def thresholds(self) -> list[float]:
         """The logarithm of the rate at which each seed begins to fail: in the middle between two rates, and where it
         fails and survives by turns as far up as it survives in all."""
-        logs = [math.log(rate) for rate in self.rates]
-        cells = list(zip(pairwise(logs), pairwise(self.survived), strict=True))
-        seeds = range(len(self.survived[0]))
-        return [logs[0] + sum((b - a) * (x[k] + y[k]) / 2 for (a, b), (x, y) in cells) for k in seeds]
+        logs = [math.log(rate) for rate in self.upper.rates]
+        cells = list(zip(pairwise(logs), pairwise(self.upper.survived), strict=True))
+        places = range(len(self.seeds))
+        return [logs[0] + sum((b - a) * (x[k] + y[k]) / 2 for (a, b), (x, y) in cells) for k in places]
 
     @property
     def bound(self) -> Bound | None:
         """What the edge found is to the true one, where the rates do not reach far enough."""
-        above, below = any(self.survived[-1]), not all(self.survived[0])
+        above, below = any(self.survived[-1]), not all(self.upper.survived[0])
         return None if above == below else "at least" if above else "at most"
 
     @property
     def edge(self) -> Edge:
-        reaches = 2 * self.counts[0] >= len(self.survived[0]) and 2 * self.counts[-1] <= len(self.survived[0])
+        reaches = 2 * max(self.counts) >= len(self.seeds) >= 2 * self.counts[-1]
         return edge_of(self.thresholds(), self.bound, self.resolution) if reaches else Edge(None, bound=self.bound)
 
     @property
     def resolution(self) -> float:
         """Half the logarithm of the ratio of neighbouring rates between which survival changes, where it is widest."""
-        cells = zip(pairwise(self.rates), pairwise(self.survived), strict=True)
+        cells = zip(pairwise(self.upper.rates), pairwise(self.upper.survived), strict=True)
         return max((math.log(b / a) / 2 for (a, b), (x, y) in cells if x != y), default=0.0)
 
     def sensitivity(self, rates: Sequence[float], untrained: float) -> Estimate:
@@ -173,30 +180,32 @@ def edge_of(logs: Sequence[float], bound: Bound | None, resolution: float) -> Ed
 
 def edge_ratio(method: RateTable, baseline: RateTable) -> Edge:
     """The edge of a method over that of the baseline, by pairs of the same seed."""
-    if method.edge.value is None or baseline.edge.value is None:
+    ours, theirs = (dict(zip(table.seeds, table.thresholds(), strict=True)) for table in (method, baseline))
+    pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    if method.edge.value is None or baseline.edge.value is None or not pairs:
         return Edge(None)
-    pairs = zip(method.thresholds(), baseline.thresholds(), strict=True)
-    of_base: dict[Bound | None, Bound | None] = {"at least": "at most", "at most": "at least", None: None}
-    bounds = {method.bound, of_base[baseline.bound]} - {None}
-    bound = bounds.pop() if len(bounds) == 1 else None
-    return edge_of([m - b for m, b in pairs], bound, method.resolution + baseline.resolution)
+    above = method.bound == "at least" or baseline.bound == "at most"
+    below = method.bound == "at most" or baseline.bound == "at least"
+    bound: Bound | None = None if above == below else "at least" if above else "at most"
+    return edge_of(pairs, bound, method.resolution + baseline.resolution)
 
 
 def next_rates(rates: Sequence[float], counts: Sequence[int], of: int, first: Sequence[float]) -> list[float]:
     """Where to look next, by how many of the seeds survived each rate; nothing once the edge is known well enough.
 
-    Up until no seed survives, down until all do, and between neighbours where the number changes.
+    Up until no seed survives; down until all do, or until fewer do, for lack of steps; and between neighbours where the
+    number changes.
 
     >>> next_rates([0.001, 0.002, 0.004], [8, 8, 0], 8, [0.001, 0.002, 0.004])
     [0.00283]
     >>> next_rates([0.001, 0.002], [8, 8], 8, [0.001, 0.002])
     [0.004]
     """
-    partly = sum(0 < count < of for count in counts)
+    partly, start = sum(0 < count < of for count in counts), counts.index(max(counts))
     widest = COARSE if partly >= PARTLY else FINE
-    cells = zip(pairwise(rates), pairwise(counts), strict=True)
+    cells = zip(pairwise(rates[start:]), pairwise(counts[start:]), strict=True)
     found = [math.sqrt(a * b) for (a, b), (x, y) in cells if x != y and b / a > widest]
-    if counts[0] < of and rates[0] > min(first) / REACH * 1.01:
+    if start == 0 and counts[0] < of and rates[0] > min(first) / REACH * 1.01:
         found.append(rates[0] / 2)
     if counts[-1] > 0 and rates[-1] < max(first) * REACH * 0.99:
         found.append(rates[-1] * 2)

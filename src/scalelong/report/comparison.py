@@ -113,14 +113,28 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Ratio(Estimate):
+    """An edge over that of the baseline."""
+
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
 class Sweep(Curve):
-    """The final losses of a method at several learning rates."""
+    """The runs of a method at several learning rates: its final losses, which of them survive, and its edge."""
 
     label: str = ""
     depth: int | None = None
     batch: int | None = None
     sensitivity: Estimate = Estimate()
     largest_stable_rate: float | None = None
+    survival: Curve | None = None
+    edge: Estimate | None = None
+    ratio: Ratio | None = None
+    safe_rate: float | None = None
+    best_rate: float | None = None
+    best_loss: Estimate | None = None
+    sentence: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,6 +162,8 @@ class Results(Plan):
     arms: tuple[Arm, ...] = ()
     comparisons: tuple[Pair, ...] = ()
     rate_sensitivity: tuple[Sweep, ...] = ()
+    edge_rates: tuple[float, ...] = ()
+    advice: str | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
-from . import sections
+from . import edges, sections
 from .blocks import Block, Chart, Interval, Intervals, Metadata, Part, Section, Series, Table, Text, View
-from .comparison import Arm, Comparison, Curve, Sweep
+from .comparison import Arm, Comparison, Curve
 from .numbers import NOTHING, TO, Estimate, duration, listed, plural, show, show_estimate, show_factor, thin
 from .runs import Environment
 
@@ -23,20 +23,22 @@ DIFFERENCES = "Below 0 the method is lower. p is of a paired test; it is not cor
 OSCILLATION = "Mean over blocks, skips and seeds; 0 = does not move, 1 = jumps between 1 and 3 (Fig. 1)."
 NOISE = "The error of the trained network when its inputs get extra noise; lower and flatter is better (Fig. 3c)."
 COEFFICIENTS = "At the end of training; for learned methods the mean over seeds and its 95 % interval."
-RATES = "Validation loss at the end for each learning rate; a flat curve forgives a bad choice. Shaded: 95 % interval."
-SENSITIVITY = "Expected excess loss over the range of rates (Wortsman et al. 2023): lower is less sensitive."
 NO_PAIRS = "No comparison could be made yet: it takes finished runs of the baseline and of a method."
 
 
 def comparison_part(comparison: Comparison, album: sections.Album) -> Part:
     results, missing = comparison.results, []
+    # What a search for the edge is about comes first.
+    edge = [Section("edge", "Edge of stability", edges.edges(comparison))]
     shown = [
+        *edge[: bool(results.edge_rates)],
         Section("result", "Result", result(comparison)),
         Section("curves", "Curves", curves(comparison)),
         Section("stability", "Oscillation", oscillation(comparison)),
         Section("coefficients", "Coefficients of the skips", coefficients(comparison)),
         Section("noise", "Robustness to extra noise", noise(comparison)),
-        Section("rates", "Sensitivity to the learning rate", rates(comparison)),
+        *edge[bool(results.edge_rates) :],
+        Section("rates", "Sensitivity to the learning rate", edges.rates(comparison)),
         Section("samples", "Samples", samples(comparison, album, missing)),
         Section("kappa", "Which κ", advice(comparison)),
         Section("setup", "What was run", setup(comparison)),
@@ -70,7 +72,10 @@ def status(comparison: Comparison) -> tuple[str, str]:
 def unusual_events(comparison: Comparison) -> list[tuple[str, str]]:
     """What happened in each run; one that failed early may have no folder."""
     found = []
+    expected = {"failed"} if comparison.results.edge_rates else set()  # What the search for the edge looks for.
     for one in comparison.runs:
+        if one.result.status in expected:
+            continue
         status, message = one.result.status, one.result.message
         lines = one.run.event_lines() if one.run else []
         # A run that the guard gave up has said so in its own events.
@@ -225,31 +230,6 @@ def noise(comparison: Comparison) -> Sequence[Block]:
     views = by_setting(comparison, lambda arm: curve_series(arm, arm.noise_robustness))
     title, x = "Error under extra noise", "standard deviation of the extra noise"
     return [Chart(title, x, "error", views, "results.json", key="noise-error", note=NOISE)] if views else []
-
-
-def rates(comparison: Comparison) -> Sequence[Block]:
-    """The final losses by learning rate: one view per depth and batch size."""
-    found: dict[str, list[Sweep]] = {}
-    for sweep in comparison.results.rate_sensitivity:
-        found.setdefault(f"depth {show(sweep.depth)}, batch {show(sweep.batch)}", []).append(sweep)
-    if not found:
-        return []
-    views, rows = [], []
-    for name, sweeps in found.items():
-        series = []
-        for sweep in sweeps:
-            style = next((arm.style for arm in comparison.arms if arm.label == sweep.label), 0)
-            ended = "some failed" if None in sweep.mean else ""
-            series.append(Series(sweep.label, style, sweep.points, sweep.band, ended=ended))
-            label = f"{sweep.label}, {name}" if len(found) > 1 else sweep.label
-            largest = f"Largest stable rate: {show(sweep.largest_stable_rate)}"
-            rows.append(interval(label, style, sweep.sensitivity, [largest]))
-        views.append(View(name, series))
-    title, x, y = "Final loss by learning rate", "learning rate", "validation loss"
-    return [
-        Chart(title, x, y, views, "results.json", log_x=True, key="rate-loss", note=RATES),
-        Intervals("Learning-rate sensitivity", "sensitivity", rows, key="sensitivity", note=SENSITIVITY),
-    ]
 
 
 def samples(comparison: Comparison, album: sections.Album, warnings: list[str]) -> Sequence[Block]:
