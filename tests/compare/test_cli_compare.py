@@ -19,6 +19,7 @@ from comparison_cases import TINY, files_in, lasting
 from killed_comparisons import OBSTACLE
 
 from scalelong.cli.compare import report
+from scalelong.cli.compare_display import print_results
 from scalelong.compare.run import CompareResult
 from scalelong.report import read_content, render
 from scalelong.report.comparison import read_comparison
@@ -50,7 +51,7 @@ def in_processes(folder: Path, arguments: list[str], ends: dict[str, list[str]])
 
 @pytest.fixture(scope="module")
 def comparisons(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that was left alone, of two rates one of which diverges; one with a run that failed; one often stopped."""
+    """One that was left alone, of two rates one of which fails; one with a run that broke; one often stopped."""
     return in_processes(tmp_path_factory.mktemp("comparisons"), [*ARGUMENTS, *WORKERS], ENDS)
 
 
@@ -76,12 +77,12 @@ def test_killed_told_to_stop_and_without_a_worker_it_gives_the_same_tables(compa
     assert tables(comparisons / "troubled") == tables(comparisons / "whole")
 
 
-def test_a_run_that_fails_is_named_the_others_continue_and_it_is_tried_again(comparisons: Path) -> None:
+def test_a_run_that_breaks_is_named_the_others_continue_and_it_is_tried_again(comparisons: Path) -> None:
     results = json.loads((comparisons / "failed" / "results-with-failure.json").read_text())
     runs = {run["folder"]: run for arm in results["arms"] for run in arm["runs"]}
     failed = runs.pop(str(Path(OBSTACLE).parent))
-    assert failed["status"] == "failed" and "holds other files" in failed["message"]
-    assert {run["status"] for run in runs.values()} == {"finished", "diverged"}
+    assert failed["status"] == "broken" and "holds other files" in failed["message"]
+    assert {run["status"] for run in runs.values()} == {"finished", "failed"}
     assert results["status"] == "incomplete" and results["runs_done"] == 3
     pairs = [pair["pairs"] for pair in results["comparisons"]]
     assert pairs == [0, 1], "a seed without its partner is no pair"
@@ -95,20 +96,20 @@ def test_killed_ten_times_at_random_it_gives_the_same_tables(tmp_path: Path) -> 
     assert tables(folder / "killed") == tables(folder / "whole")
 
 
-def test_a_run_that_diverges_is_a_result(made: Made) -> None:
+def test_a_run_that_fails_is_a_result(made: Made) -> None:
     out, _ = made
     assert {row["arm"]: row["status"] for row in rows_of(out / "results.csv")} == {
         "none-lr0.004": "finished",
         "cs-lr0.004": "finished",
-        "none-lr1": "diverged",
-        "cs-lr1": "diverged",
+        "none-lr1": "failed",
+        "cs-lr1": "failed",
     }
     text = (out / "results.json").read_text()
     results = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert results["status"] == "finished" and results["runs_done"] == 4
     sweep = results["rate_sensitivity"][0]
     assert sweep["rates"] == RATES and sweep["largest_stable_rate"] == 4e-3
-    assert sweep["losses"][1] is None, "a rate at which a run diverged has no mean"
+    assert sweep["losses"][1] is None, "a rate at which a run failed has no mean"
 
 
 def test_it_ends_with_the_tables_and_where_they_are(made: Made) -> None:
@@ -137,7 +138,7 @@ def test_its_page_shows_what_it_wrote(made: Made) -> None:
     results = json.loads((made[0] / "results.json").read_text())
     text = " ".join(unescape(render(read_content([made[0]]))).split())
     assert all(pair["sentence"] in text and pair["sentence_seconds"] in text for pair in results["comparisons"])
-    assert all(warning in text for warning in results["warnings"]), "of the runs that diverged"
+    assert all(warning in text for warning in results["warnings"]), "of the runs that failed"
     for row, arm in zip(numbers_table(read_comparison(made[0])).rows, results["arms"], strict=True):
         loss = arm["final_loss"]["value"]
         assert row[0] == f"{arm['label']}, lr {arm['lr']:g}"
@@ -149,11 +150,15 @@ def test_its_page_shows_what_it_wrote(made: Made) -> None:
 def test_the_exit_code_tells_of_failures_and_signals(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     results = json.loads((made[0] / "results.json").read_text())
     with pytest.raises(SystemExit) as failed:
-        report(CompareResult(made[0], results, None, {"runs/cs/seed-1": "no space left"}), "scalelong compare digits")
+        report(
+            CompareResult(made[0], results, None, {"runs/cs/seed-1": "no space left"}),
+            "scalelong compare digits",
+            print_results,
+        )
     said = capsys.readouterr()
-    assert failed.value.code == 1 and said.err == "failed: runs/cs/seed-1: no space left\n"
+    assert failed.value.code == 1 and said.err == "broken: runs/cs/seed-1: no space left\n"
     with pytest.raises(SystemExit) as stopped:
-        report(CompareResult(made[0], results, signal.SIGTERM, {}), "scalelong compare digits")
+        report(CompareResult(made[0], results, signal.SIGTERM, {}), "scalelong compare digits", print_results)
     assert stopped.value.code == 143
     assert "stopped and saved: 4 of 4 runs done. To resume: scalelong compare digits" in capsys.readouterr().out
 

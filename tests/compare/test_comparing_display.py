@@ -18,7 +18,7 @@ def progress() -> Progress:
     plan = tiny_plan("none", "cs", seeds=3)
     progress = Progress(plan, {str(run.folder): RunState("pending", 0) for run in plan.runs})
     progress.states["runs/none/seed-0"] = RunState("finished", 10, 0.25)
-    progress.states["runs/none/seed-1"] = RunState("diverged", 3, None)
+    progress.states["runs/none/seed-1"] = RunState("failed", 3, None)
     progress.states["runs/cs/seed-0"] = RunState("running", 5, 0.5)
     return progress
 
@@ -55,7 +55,7 @@ def test_in_a_pipe_a_run_that_ends_is_one_line(progress: Progress, capsys: pytes
     Lines().ended(progress, runs["runs/none/seed-1"], "loss nan")
     assert capsys.readouterr().out.splitlines() == [
         "none seed 0 finished, validation loss 0.2500; 2 of 6 runs done",
-        "none seed 1 diverged: loss nan; 2 of 6 runs done",
+        "none seed 1 failed: loss nan; 2 of 6 runs done",
     ]
 
 

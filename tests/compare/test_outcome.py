@@ -1,4 +1,4 @@
-"""How a run ended: what it diverged of, and how it bears extra noise."""
+"""How a run ended: why it failed, and how it bears extra noise."""
 
 from __future__ import annotations
 
@@ -93,12 +93,17 @@ def test_the_seconds_of_a_run_are_those_of_all_its_sessions(first: float, finish
     assert collect(tmp_path, run).seconds == 100.0 + first + 1 + 8.0
 
 
-@pytest.mark.parametrize("rate", ["1.0", "1e30"], ids=["far above", "not a number"])
-def test_a_run_that_ends_far_above_its_start_or_without_a_number_has_diverged(rate: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rate", "cause"), [("1.0", "did not learn"), ("1e30", "not finite")], ids=["far above", "not a number"]
+)
+def test_a_run_that_ends_far_above_its_start_or_without_a_number_has_failed(
+    rate: str, cause: str, tmp_path: Path
+) -> None:
     # More skipped steps than there are: the guard lets the run come to its end.
     run = planned(f"optim.lr={rate}", AT_ONCE, "training.max_skipped=20")
     found = outcome.train_and_measure(tmp_path / run.folder, run.config)
-    assert found is not None and found.status == "diverged" and found.message is not None
+    assert found is not None and found.status == "failed" and found.message is not None
+    assert found.cause == cause
     assert found.message.startswith("final validation loss") and "untrained" in found.message
     collected = collect(tmp_path, run)
     assert collected.final_loss == collected.curve.losses[-1] == float("inf")
@@ -106,7 +111,7 @@ def test_a_run_that_ends_far_above_its_start_or_without_a_number_has_diverged(ra
     json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-def test_a_run_that_the_guard_gives_up_has_diverged_with_its_reason(
+def test_a_run_that_the_guard_gives_up_has_failed_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_step = Trainer.train_step
@@ -121,7 +126,8 @@ def test_a_run_that_the_guard_gives_up_has_diverged_with_its_reason(
     run = planned()
     found = outcome.train_and_measure(tmp_path / run.folder, run.config)
     assert found is not None
-    assert (found.status, found.message) == ("diverged", "training diverged: the numbers were not finite")
+    assert (found.status, found.cause) == ("failed", "given up")
+    assert found.message == "training diverged: the numbers were not finite"
     collected = collect(tmp_path, run)
     assert collected.outcome is not None and collected.outcome.step == collected.step == 7
     assert collected.outcome.initial_loss is not None
@@ -147,10 +153,10 @@ def test_the_curve_of_distances_is_that_of_one_kind_of_evaluation(finished: Path
     assert collect(tmp_path, run).raw_distance == 50.0
 
 
-@pytest.mark.parametrize("status", ["diverged", "stopped early"])
+@pytest.mark.parametrize("status", ["failed", "stopped early"])
 def test_a_run_that_did_not_come_to_its_end_has_no_final_distance(status: str) -> None:
-    ended = Outcome("diverged" if status == "diverged" else "finished", 10, None, 1.0)
-    distances = {5: 40.0, 10: 30.0} if status == "diverged" else {5: 40.0}
+    ended = Outcome("failed" if status == "failed" else "finished", 10, None, 1.0)
+    distances = {5: 40.0, 10: 30.0} if status == "failed" else {5: 40.0}
     assert RunRecord(0, "runs/cs/seed-0", 10, ended, distances=distances).final_distance is None
 
 

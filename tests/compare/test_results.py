@@ -34,14 +34,14 @@ def finished(seed: int, *, loss: float = 1.0, distance: float = 50.0, swing: flo
     )
 
 
-def diverged(seed: int, *readings: float) -> RunRecord:
+def failed(seed: int, *readings: float) -> RunRecord:
     """A run that the guard gave up at step 7."""
     seen = dict(zip(STEPS[2:], readings, strict=False))
     return RunRecord(
         seed,
         f"runs/{seed}",
         7,
-        Outcome("diverged", 7, "not finite", 9.0),
+        Outcome("failed", 7, "not finite", 9.0, cause="given up"),
         dict(zip(STEPS[:3], (3.0, 2.0, 1.5), strict=True)),
         oscillation={"feature": seen, "gradient": seen},
     )
@@ -76,10 +76,10 @@ def test_a_difference_is_the_method_minus_the_baseline_so_that_below_0_the_metho
 
 
 def test_a_figure_that_a_run_which_ended_lacks_is_not_that_of_the_others() -> None:
-    found = arm_of(finished(0), finished(1), diverged(2))
+    found = arm_of(finished(0), finished(1), failed(2))
     assert found["final_loss"]["value"] is found["final_fd"] is found["noise_robustness"] is None
     assert found["oscillation"] == {"feature": None, "gradient": None}
-    assert found["diverged"]["count"] == 1
+    assert found["failed"]["count"] == 1
 
 
 def test_a_run_that_has_not_ended_keeps_no_figure_from_the_others() -> None:
@@ -91,9 +91,9 @@ def test_a_run_that_has_not_ended_keeps_no_figure_from_the_others() -> None:
 def test_the_oscillation_curve_is_that_of_the_runs_which_were_read() -> None:
     read = {"steps": list(STEPS[2:]), "feature": pytest.approx([0.1005] * 3), "gradient": pytest.approx([0.1005] * 3)}
     begun = RunRecord(2, "runs/2", 1, oscillation={"feature": {}, "gradient": {}})
-    assert arm_of(finished(0), finished(1), diverged(2))["oscillation_curve"] == read
+    assert arm_of(finished(0), finished(1), failed(2))["oscillation_curve"] == read
     assert arm_of(finished(0), finished(1), begun)["oscillation_curve"] == read
-    late = arm_of(finished(0), finished(1), diverged(2, 0.9))
+    late = arm_of(finished(0), finished(1), failed(2, 0.9))
     assert late["oscillation_curve"]["steps"] == [6], "from there on the mean of the others would flatter"
     assert late["oscillation"]["feature"]["value"] == pytest.approx((0.1 + 0.101 + 0.9) / 3)
 

@@ -168,7 +168,7 @@ def write_arm(folder: Path, method: str, rate: float, seeds: int, done: bool, se
 
 RESULTS = (
     *("final_loss", "final_fd", "loss_curve", "fd_curve", "oscillation", "oscillation_curve"),
-    *("diverged", "coefficients", "noise_robustness"),
+    *("failed", "coefficients", "noise_robustness"),
 )
 
 
@@ -198,7 +198,7 @@ def arm_results(method: str, seeds: int) -> dict[str, Any]:
             "feature": shaken,
             "gradient": [2.3 * value for value in shaken],
         },
-        "diverged": {"count": 0, "of": seeds, "low": 0.0, "high": 0.56},
+        "failed": {"count": 0, "of": seeds, "low": 0.0, "high": 0.56},
         "coefficients": coefficients and banded("index", index, coefficients, spread, draws, 0),
         "noise_robustness": banded("sigma", sigma, noise, 0.03, draws, 0),
     }

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from .compare import compare
 from .console import fail, user_errors
+from .edge import edge
 from .evaluate import evaluate, stats
 from .inspect import inspect
 from .prepare import prepare
@@ -62,5 +63,19 @@ def scalelong(
 
 
 # The docstring of a command is its help; this is the order in which `--help` lists them.
-for command in (inspect, train, prepare, sample, recipes, export, stats, evaluate, compare, theory, kappa, report):
+for command in (
+    inspect,
+    train,
+    prepare,
+    sample,
+    recipes,
+    export,
+    stats,
+    evaluate,
+    compare,
+    edge,
+    theory,
+    kappa,
+    report,
+):
     app.command()(command)

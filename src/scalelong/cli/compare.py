@@ -38,8 +38,9 @@ def compare(
     extends the comparison. Results: results.json, results.csv and curves.csv in the folder. A method may carry options:
     cs:kappa=0.5, ls:ratio=4:activation=elu. The baseline is none, or the first method if none is not among them.
 
-    Ctrl-C or SIGTERM: every run is saved, and the exit code is 130 or 143. Exit code 1: a run failed. Exit code 2: the
-    comparison could not be made as asked, and one line says why. A run that diverges is a result.
+    Ctrl-C or SIGTERM: every run is saved, and the exit code is 130 or 143. Exit code 1: a run broke off with
+    an error. Exit code 2: the comparison could not be made as asked, and one line says why. A run that fails, because
+    its loss is not finite, the guard gives it up or it does not learn, is a result.
 
     \b
     Examples:
@@ -51,7 +52,7 @@ def compare(
     """
     from ..compare import run
     from ..compare.grid import make_plan
-    from .compare_display import choose_display
+    from .compare_display import choose_display, print_results
 
     plan = make_plan(
         recipe,
@@ -67,7 +68,9 @@ def compare(
         print_plan(plan, folder, workers)
         return
     command = shlex.join(["scalelong", *sys.argv[1:]])
-    report(run.compare(plan, folder, workers=workers, display=choose_display(), command=command), command)
+    report(
+        run.compare(plan, folder, workers=workers, display=choose_display(), command=command), command, print_results
+    )
 
 
 def numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
@@ -96,19 +99,17 @@ def print_plan(plan: Plan, folder: Path, workers: int | None) -> None:
     print_line(f"{count(used, 'worker')}, about {clock(run.estimate_seconds(plan, used))}, in {folder}")
 
 
-def report(result: CompareResult, command: str) -> None:
+def report(result: CompareResult, command: str, show: Callable[[Any], None]) -> None:
     """The tables, what went wrong, and how to resume; ends the process where the exit code says something."""
-    from .compare_display import print_results
-
     folder, results = result.folder, result.results
-    print_results(results)
+    show(results)
     for run, message in result.failures.items():
-        typer.echo(f"failed: {run}: {message}", err=True)
+        typer.echo(f"broken: {run}: {message}", err=True)
     print_line(f"results: {', '.join(str(folder / name) for name in ('results.json', 'results.csv', 'curves.csv'))}")
     if result.signal is not None:
         done = f"{results['runs_done']} of {count(results['runs_total'], 'run')} done"
         print_line(f"stopped and saved: {done}. To resume: {command}")
         sys.exit(128 + result.signal)
     if result.failures:
-        print_line(f"{count(len(result.failures), 'run')} failed, see {folder / 'logs'}. To try again: {command}")
+        print_line(f"{count(len(result.failures), 'run')} broke, see {folder / 'logs'}. To try again: {command}")
         sys.exit(1)

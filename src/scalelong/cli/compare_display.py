@@ -16,8 +16,9 @@ from ..compare.grid import PlannedRun
 from ..compare.run import Display, Progress
 from ..training.logger import clock
 from .console import NOTHING, make_table, print_line, print_now, print_table
+from .edge_display import print_sentences, ranged
 
-MARKS = {"finished": "●", "diverged": "✗", "failed": "!", "running": "◐", "pending": "·"}
+MARKS = {"finished": "●", "failed": "✗", "broken": "!", "running": "◐", "pending": "·"}
 LINE_SECONDS = 30.0
 
 Results = Mapping[str, Any]
@@ -88,7 +89,7 @@ def progress_table(progress: Progress) -> Table:
     table.caption = overall(progress)
     for arm in plan.arms:
         states = progress.of_arm(arm)
-        # A run that diverged or failed is done, however few its steps.
+        # A run that failed or broke is done, however few its steps.
         done = [min(1, s.step / plan.steps) if s.status in ("pending", "running") else 1 for s in states]
         losses = [state.loss for state in states if state.loss is not None]
         loss = f"{statistics.fmean(losses):.4f}" if losses else ""
@@ -118,6 +119,7 @@ def print_results(results: Results) -> None:
     if results["rate_sensitivity"]:
         print_line("sensitivity to the learning rate: the loss given away, on average, by not knowing the best", "bold")
         print_table(rate_table(results["rate_sensitivity"]))
+        print_sentences(results)
     for warning in results["warnings"]:
         print_line(f"warning: {warning}", style="yellow")
 
@@ -126,16 +128,16 @@ def setting_table(arms: Sequence[Results], comparisons: Sequence[Results]) -> Ta
     pairs = {pair["arm"]: pair for pair in comparisons}
     name = next((arm["fd_curve"]["name"] for arm in arms if arm["fd_curve"]), None)
     measured = [">validation loss", *([f">{name}"] if name else []), ">speed-up, steps", ">speed-up, seconds"]
-    table = make_table("method", *measured, ">oscillation:\nfeatures", ">\ngradients", ">diverged")
+    table = make_table("method", *measured, ">oscillation:\nfeatures", ">\ngradients", ">failed")
     for arm in arms:
-        pair, diverged = pairs.get(arm["id"], {}), arm["diverged"]
+        pair, failed = pairs.get(arm["id"], {}), arm["failed"]
         table.add_row(
             Text(arm["label"]),
             with_interval(arm["final_loss"], ".4f"),
             *([with_interval(arm["final_fd"], ".1f")] if name else []),
-            *(with_range(pair.get(f"speedup_{clock}")) for clock in ("steps", "seconds")),
+            *(ranged(pair.get(f"speedup_{clock}"), ".2f", "×") for clock in ("steps", "seconds")),
             *(with_interval(arm["oscillation"][kind], ".1%") for kind in ("feature", "gradient")),
-            f"{diverged['count']} of {diverged['of']}",
+            f"{failed['count']} of {failed['of']}",
         )
     return table
 
@@ -169,9 +171,9 @@ def rate_table(sweeps: Sequence[Results]) -> Table:
     for sweep in sweeps:
         losses = dict(zip(sweep["rates"], sweep["losses"], strict=True))
         setting = f"{sweep['label']}, depth {sweep['depth']}, batch {sweep['batch']}"
-        cells = [number(losses.get(rate), ".4f", "diverged") for rate in rates]
+        cells = [number(losses.get(rate), ".4f", "failed" if rate in losses else NOTHING) for rate in rates]
         stable = number(sweep["largest_stable_rate"], "g")
-        table.add_row(Text(setting), *cells, with_range(sweep["sensitivity"], ".4f", ""), stable)
+        table.add_row(Text(setting), *cells, ranged(sweep["sensitivity"], ".4f"), stable)
     return table
 
 
@@ -181,15 +183,6 @@ def with_interval(found: Results | None, form: str) -> str:
         return NOTHING
     half = "" if found["low"] is None else f" ± {(found['high'] - found['low']) / 2:{form}}"
     return f"{found['value']:{form}}{half}"
-
-
-def with_range(found: Results | None, form: str = ".2f", unit: str = "×") -> str:
-    """Such as 1.52× (1.31 to 1.77), where an interval is not symmetric; or at least 16.00×."""
-    if found is None or found["value"] is None:
-        return NOTHING
-    interval = "" if found["low"] is None else f" ({found['low']:{form}} to {found['high']:{form}})"
-    bound = f"{found['bound']} " if found.get("bound") else ""
-    return f"{bound}{found['value']:{form}}{unit}{interval}"
 
 
 def number(value: float | None, form: str, missing: str = NOTHING) -> str:

@@ -22,7 +22,7 @@ def report(sources: Sources, out: Out = None, watch: Watch = False, figures: Fig
     """Write one HTML page about runs and comparisons.
 
     The page needs no network and no other file. It is made of the folders' files alone: nothing is computed again, and
-    an unfinished or diverged run is shown as far as it got. It is written to report.html in the folder, or in the
+    an unfinished or failed run is shown as far as it got. It is written to report.html in the folder, or in the
     current one if several are named.
 
     \b

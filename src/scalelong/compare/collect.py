@@ -42,26 +42,36 @@ class RunRecord:
     seconds_per_step: float | None = None
 
     @property
-    def diverged(self) -> bool:
-        return self.outcome is not None and self.outcome.status == "diverged"
+    def failed(self) -> bool:
+        return self.outcome is not None and self.outcome.status == "failed"
+
+    @property
+    def survived(self) -> bool:
+        return self.outcome is not None and self.outcome.status == "finished"
 
     @property
     def curve(self) -> Curve:
-        """The validation losses for the statistics; a run that diverged ends with an infinite one."""
+        """The validation losses for the statistics; a run that failed ends with an infinite one."""
         losses = self.losses
-        if self.diverged:
+        if self.failed:
             losses = {**losses, max(losses, default=max(1, self.step)): math.inf}
         return Curve(tuple(losses), tuple(losses.values()), self.seconds_per_step or 1.0)
 
     @property
     def final_loss(self) -> float:
-        """Infinite for a run that diverged."""
+        """Infinite for a run that failed."""
         return next(reversed(self.curve.losses), math.nan)
+
+    @property
+    def measured_loss(self) -> float:
+        """The last one that was measured, also of a run that did not learn; infinite where the numbers broke."""
+        broke = self.failed and self.outcome is not None and self.outcome.cause != "did not learn"
+        return math.inf if broke else next(reversed(self.losses.values()), math.nan)
 
     @property
     def final_distance(self) -> float | None:
         """That of the last step; a run that did not come to it has none."""
-        return self.distances.get(self.step) if self.outcome is not None and not self.diverged else None
+        return self.distances.get(self.step) if self.survived else None
 
     def mean_oscillation(self, kind: str) -> float | None:
         """The mean of the run's oscillation index; None if it was never read."""
@@ -71,6 +81,12 @@ class RunRecord:
 
 Records = Mapping[str, Sequence[RunRecord]]
 """By arm, one for each seed, in the plan's order."""
+
+
+def initial_loss(runs: Sequence[RunRecord]) -> float | None:
+    """The validation loss before training, on average over the runs that have ended."""
+    found = [run.outcome.initial_loss for run in runs if run.outcome is not None and run.outcome.initial_loss]
+    return fmean(found) if found else None
 
 
 def collect(out: Path, run: PlannedRun) -> RunRecord:

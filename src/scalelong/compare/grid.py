@@ -135,6 +135,8 @@ class Plan:
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     baseline: Method
+    edge_rates: tuple[float, ...] = ()
+    """The rates that all methods share, if the edge of each is looked for: those who failed are then stopped early."""
 
     @property
     def runs(self) -> list[PlannedRun]:
@@ -148,9 +150,10 @@ class Plan:
         return self.arms[0].config.training.steps
 
     def pairs(self) -> Iterator[tuple[Arm, Arm]]:
-        """Every arm that is not the baseline, with the baseline of its setting."""
+        """Every arm that is not the baseline, with the baseline of its setting if that is run."""
         bases = {arm.setting: arm for arm in self.arms if arm.method == self.baseline}
-        return ((arm, bases[arm.setting]) for arm in self.arms if arm.method != self.baseline)
+        others = [arm for arm in self.arms if arm.method != self.baseline]
+        return ((arm, bases[arm.setting]) for arm in others if arm.setting in bases)
 
 
 def make_plan(
@@ -267,7 +270,8 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         {"id": arm.id, "label": arm.label, "setting": arm.setting, "config": arm.config.model_dump(mode="json")}
         for arm in plan.arms
     ]
-    return {"recipe": plan.recipe, "seeds": list(plan.seeds), "baseline": plan.baseline.id, "arms": arms}
+    what = {"recipe": plan.recipe, "seeds": list(plan.seeds), "baseline": plan.baseline.id}
+    return {**what, "edge_rates": list(plan.edge_rates), "arms": arms}
 
 
 def save_plan(folder: Path, plan: Plan, command: str) -> str:
@@ -296,6 +300,8 @@ def check_plan(folder: Path, plan: Plan) -> dict[str, Any]:
             raise PlanError(f"{folder} holds a comparison with other settings of {arm['id']} ({changed}){HINT}")
     if not set(before["seeds"]) <= set(plan.seeds):
         raise PlanError(f"{folder} holds a comparison with {len(before['seeds'])} seeds, now {len(plan.seeds)}{HINT}")
+    if (old := before.get("edge_rates", [])) != asked["edge_rates"]:
+        raise PlanError(f"{folder} looks for the edge from the rates {old}, not from {asked['edge_rates']}{HINT}")
     if before["baseline"] != asked["baseline"]:
         raise PlanError(f"{folder} compares with {before['baseline']}, not with {asked['baseline']}{HINT}")
     return before

@@ -31,45 +31,83 @@ from ..training.logger import Silent
 from ..training.loss import open_validation
 from ..utils.atomic import locked
 from ..utils.runtime import keyed_generator
+from .failure import Cause, Reference, cause_of_failure, has_clearly_failed, reference_of
 from .grid import write_json
 
 FILE = "outcome.json"
 STOPPED = 128 + signal.SIGTERM  # The exit code of a run that was told to stop, and has saved.
 WAIT_SECONDS = 60.0  # For the process of a comparison that was killed just now, which needs a moment to notice.
 SIGMAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # Standard deviations of the extra noise; images lie in [−1, 1].
-FAR_ABOVE = 2.0  # So many times the untrained network's loss is a divergence, even if every number is finite.
 
 
 @dataclass(frozen=True)
 class Outcome:
     """A run that came to its end; `noise_losses` are validation losses (EMA) with extra input noise of `SIGMAS`."""
 
-    status: Literal["finished", "diverged"]
+    status: Literal["finished", "failed"]
     step: int
     message: str | None = None
     initial_loss: float | None = None
     noise_losses: tuple[float | None, ...] | None = None
+    cause: Cause | None = None
+    nothing_loss: float | None = None
+    """Of predicting nothing."""
 
 
 def run(folder: Path, config: Config) -> None:
     """The job of a run."""
+    run_in(folder, config, None)
+
+
+def run_until_failed(folder: Path, config: Config) -> None:
+    """The job of a run that is stopped as soon as it has clearly failed."""
+    run_in(folder, config, StopsFailed(folder, config))
+
+
+def run_in(folder: Path, config: Config, display: Display | None) -> None:
     with locked(folder / ".job", f"another process is training in {folder}", wait=WAIT_SECONDS):
-        outcome = train_and_measure(folder, config)
+        outcome = train_and_measure(folder, config, display)
     if outcome is None:
         sys.exit(STOPPED)
 
 
+class ClearlyFailed(RuntimeError):
+    """A run need not go on."""
+
+
+class StopsFailed(Silent):
+    """Looks at the validation losses of a run whenever it says something, which it does after each of them.
+
+    All lines of its metrics count, and what they say is a function of the step: a run that was killed and resumes stops
+    at the same one.
+    """
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self.folder, self.training, self.config = folder, config.training, config
+        self.reference: Reference | None = None
+
+    def info(self, message: str) -> None:
+        losses = [losses[0] for losses in validation_losses(self.folder)]
+        planned = math.ceil(self.training.steps / (self.training.validate_every or self.training.steps))
+        if 0 < len(losses) < planned:
+            self.reference = self.reference or reference_of(open_validation(self.config))
+            if has_clearly_failed(losses, self.reference, self.training.must_gain, planned):
+                raise ClearlyFailed
+
+
 def train_and_measure(folder: Path, config: Config, display: Display | None = None) -> Outcome | None:
     """Train, or resume; then measure how it ended and write it down. None if it was told to stop."""
-    diverged = None
+    given_up = None
     try:
         with noticing_signals() as told_to_stop:
             train(config, folder, display=display or Silent())
             if told_to_stop():
                 return None
     except TrainingDiverged as error:
-        diverged = str(error)
-    outcome = measure_outcome(folder, config, diverged)
+        given_up = str(error)
+    except ClearlyFailed:
+        pass
+    outcome = measure_outcome(folder, config, given_up)
     if outcome.status == "finished":
         evaluate_last_step(folder, config)
     write_json(folder / FILE, asdict(outcome))
@@ -90,28 +128,34 @@ def noticing_signals() -> Iterator[Callable[[], bool]]:
         os.close(writing)
 
 
-def measure_outcome(folder: Path, config: Config, diverged: str | None = None) -> Outcome:
-    """The outcome of a run that reached its last step, or that the guard gave up for the reason `diverged`."""
+def measure_outcome(folder: Path, config: Config, given_up: str | None = None) -> Outcome:
+    """The outcome of a run that reached its last step, was stopped, or that the guard gave up for that reason."""
     validation = open_validation(config)
     initial = validation.loss(build_model(config).to(validation.device))
-    if diverged is not None:
-        return Outcome("diverged", Run(folder).metrics.last_step(), diverged, initial)
-    worst = last_loss(folder)
-    if not worst <= FAR_ABOVE * initial:
-        message = f"final validation loss {worst:.4g}, untrained {initial:.4g}"
-        return Outcome("diverged", config.training.steps, message, initial)
+    reference, worst = reference_of(validation), last_loss(folder)
+    limit = reference.limit(config.training.must_gain)
+    if cause := cause_of_failure(worst, limit, given_up=given_up is not None):
+        said = f"final validation loss {worst:.4g}, untrained {initial:.4g}, predicting nothing {reference.nothing:.4g}"
+        step = Run(folder).metrics.last_step()
+        return Outcome("failed", step, given_up or said, initial, None, cause, reference.nothing)
     checkpoint = Run(folder).checkpoints().latest()
     assert checkpoint is not None, "a run that ended has a checkpoint"
     network = load_network(config, checkpoint, "ema")
     noisy = tuple(validation.loss(NoisyInput(network, sigma, config.seed)) for sigma in SIGMAS)
-    return Outcome("finished", config.training.steps, None, initial, noisy)
+    return Outcome("finished", config.training.steps, None, initial, noisy, None, reference.nothing)
 
 
 def last_loss(folder: Path) -> float:
     """The larger of the last validation losses of the weights and of their EMA; NaN if one of them is."""
-    lines = [line for line in read_metrics(Run(folder).metrics.path) if "validation_loss" in line]
-    found = [float(lines[-1][key]) for key in ("validation_loss", "validation_loss_ema")] if lines else [math.nan]
-    return math.nan if any(map(math.isnan, found)) else max(found)
+    found = validation_losses(folder)
+    return math.nan if not found or any(map(math.isnan, found[-1])) else max(found[-1])
+
+
+def validation_losses(folder: Path) -> list[tuple[float, float]]:
+    """Those of the weights and of their EMA, in the order of the steps."""
+    path = Run(folder).metrics.path
+    lines = [line for line in read_metrics(path) if "validation_loss" in line] if path.is_file() else []
+    return [(float(line["validation_loss"]), float(line["validation_loss_ema"])) for line in lines]
 
 
 class NoisyInput(nn.Module):

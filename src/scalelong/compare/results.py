@@ -15,29 +15,41 @@ from typing import Any
 from ..monitor.readings import with_nulls
 from ..runs.run_dir import software
 from ..utils.atomic import replace_text
-from .collect import OSCILLATIONS, Records, RunRecord, Series
+from .collect import OSCILLATIONS, Records, RunRecord, Series, initial_loss
+from .edges import advice, columns, describe_rates
 from .grid import Arm, Plan, now, write_json
 from .intervals import (
     CONFIDENCE,
     Curve,
-    Estimate,
     confidence_band,
-    largest_stable_rate,
     mean_interval,
     paired_difference,
     proportion_interval,
-    rate_sensitivity,
 )
 from .outcome import SIGMAS
-from .speedup import speedup
+from .speedup import Speedup, speedup
+from .survival import Survival, compare_survival
 
 FILE = "results.json"
-VERSION = 1
+VERSION = 2
 
-OF_RUN = ("arm", "label", "method", "lr", "depth", "batch", "seed", "status", "step", "seconds", "seconds_per_step")
+OF_RUN = (
+    "arm",
+    "label",
+    "method",
+    "lr",
+    "depth",
+    "batch",
+    "seed",
+    "status",
+    "cause",
+    "step",
+    "seconds",
+    "seconds_per_step",
+)
 OF_RUN += ("final_loss", "final_fd", "message", "folder")
 
-DONE = {"finished", "diverged"}
+DONE = {"finished", "failed"}
 
 Table = dict[str, Any]
 
@@ -54,7 +66,7 @@ class Metadata:
     threads: int
     parameters: Mapping[str, int] = field(default_factory=dict)  # Of each arm.
     active: set[str] = field(default_factory=set)  # The folders of runs that are being trained.
-    failures: dict[str, str] = field(default_factory=dict)  # The folders of runs that failed, and why.
+    failures: dict[str, str] = field(default_factory=dict)  # The folders of runs that broke, and why.
     warnings: list[str] = field(default_factory=list)
 
 
@@ -85,7 +97,7 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
     """Everything in results.json; what cannot be had is null."""
     arms = [describe_arm(arm, records[arm.id], metadata) for arm in plan.arms]
     statuses = [run["status"] for arm in arms for run in arm["runs"]]
-    missing = set(statuses) - DONE
+    missing, sweeps = set(statuses) - DONE, describe_rates(plan, records)
     content = {
         "version": VERSION,
         "recipe": plan.recipe,
@@ -93,7 +105,7 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "command": metadata.command,
         "created": metadata.created,
         "updated": now(),
-        "status": "running" if missing - {"failed"} else "incomplete" if missing else "finished",
+        "status": "running" if missing - {"broken"} else "incomplete" if missing else "finished",
         "runs_done": sum(status in DONE for status in statuses),
         "runs_total": len(plan.runs),
         "environment": {**software_once(), "threads": metadata.threads, "workers": metadata.workers},
@@ -103,7 +115,9 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "parameters": metadata.parameters,
         "arms": arms,
         "comparisons": [describe_pair(arm, base, records) for arm, base in plan.pairs()],
-        "rate_sensitivity": describe_rates(plan, records),
+        "rate_sensitivity": sweeps,
+        "edge_rates": list(plan.edge_rates),
+        "advice": advice(sweeps, plan.steps) if plan.edge_rates and sweeps else None,
         "warnings": [*metadata.warnings, *cautions(plan, records)],
     }
     return with_nulls(content)
@@ -111,8 +125,8 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
 
 def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> Table:
     ended = [run for run in runs if run.outcome is not None]
-    diverged = sum(run.diverged for run in ended)
-    low, high = proportion_interval(diverged, len(ended))
+    failed = sum(run.failed for run in ended)
+    low, high = proportion_interval(failed, len(ended))
     name = next((run.distance_name for run in runs if run.distance_name), None)
     return {
         "id": arm.id,
@@ -122,6 +136,7 @@ def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> Tab
         **arm.axes,
         "setting": arm.setting,
         "initial_loss": initial_loss(runs),
+        "nothing_loss": next((run.outcome.nothing_loss for run in ended if run.outcome is not None), None),
         "final_loss": asdict(mean_interval([run.final_loss for run in ended])),
         "final_fd": mean_of_all([run.final_distance for run in ended]),
         "final_fd_raw": mean_of_all([run.raw_distance for run in ended]),
@@ -130,21 +145,23 @@ def describe_arm(arm: Arm, runs: Sequence[RunRecord], metadata: Metadata) -> Tab
         "fd_curve": name and {"name": name, **describe_curves([run.distances for run in runs])},
         "oscillation": {kind: mean_of_all([run.mean_oscillation(kind) for run in ended]) for kind in OSCILLATIONS},
         "oscillation_curve": describe_oscillation(runs),
-        "diverged": {"count": diverged, "of": len(ended), "low": low, "high": high},
+        "failed": {"count": failed, "of": len(ended), "low": low, "high": high},
         "coefficients": describe_coefficients(runs),
         "noise_robustness": describe_noise(ended),
     }
 
 
 def describe_run(run: RunRecord, metadata: Metadata) -> Table:
-    message, final_loss = metadata.failures.get(run.folder), None
+    message, final_loss, cause = metadata.failures.get(run.folder), None, None
     begun = "running" if run.folder in metadata.active or run.step else "pending"
-    status = "failed" if message else begun
+    status = "broken" if message else begun
     if run.outcome is not None:
-        status, message, final_loss = run.outcome.status, run.outcome.message, run.final_loss
+        status, message, cause = run.outcome.status, run.outcome.message, run.outcome.cause
+        final_loss = run.final_loss
     times = {"seconds": run.seconds, "seconds_per_step": run.seconds_per_step}
     found = {"final_loss": final_loss, "final_fd": run.final_distance, "message": message}
-    return {"seed": run.seed, "folder": run.folder, "status": status, "step": run.step, **times, **found}
+    state = {"status": status, "cause": cause, "step": run.step}
+    return {"seed": run.seed, "folder": run.folder, **state, **times, **found}
 
 
 def describe_curves(runs: Sequence[Series]) -> Table:
@@ -154,7 +171,7 @@ def describe_curves(runs: Sequence[Series]) -> Table:
 
 
 def describe_oscillation(runs: Sequence[RunRecord]) -> Table | None:
-    """The mean at each reading that all runs have which were read at all; one that diverged ends it for the others."""
+    """The mean at each reading that all runs have which were read at all; one that failed ends it for the others."""
     read = {kind: [found for run in runs if (found := run.oscillation.get(kind))] for kind in OSCILLATIONS}
     every = [set(series) for many in read.values() for series in many]
     steps = sorted(set.intersection(*every)) if all(read.values()) else []
@@ -169,7 +186,7 @@ def describe_coefficients(runs: Sequence[RunRecord]) -> Table | None:
 
 
 def describe_noise(ended: Sequence[RunRecord]) -> Table | None:
-    """Over all runs that ended: one that diverged was not measured, and the mean of the others would flatter."""
+    """Over all runs that ended: one that failed was not measured, and the mean of the others would flatter."""
     rows = [run.outcome.noise_losses for run in ended if run.outcome is not None and run.outcome.noise_losses]
     if not rows or len(rows) < len(ended):
         return None
@@ -178,10 +195,13 @@ def describe_noise(ended: Sequence[RunRecord]) -> Table | None:
 
 
 def describe_pair(arm: Arm, base: Arm, records: Records) -> Table:
-    """The method against the baseline, over the seeds of which both runs have ended."""
+    """The method against the baseline, over the seeds of which both runs have ended: who survives more often, and who
+    is faster where both survive."""
     both = zip(records[arm.id], records[base.id], strict=True)
     pairs = [(m, b) for m, b in both if m.outcome is not None and b.outcome is not None]
-    methods, bases = [m.curve for m, _ in pairs], [b.curve for _, b in pairs]
+    whole = [(m, b) for m, b in pairs if m.survived and b.survived]
+    survival = compare_survival([m.survived for m, _ in pairs], [b.survived for _, b in pairs])
+    methods, bases = [m.curve for m, _ in whole], [b.curve for _, b in whole]
     steps, seconds = speedup(bases, methods, clock="steps"), speedup(bases, methods, clock="seconds")
     found: Table = {"arm": arm.id, "baseline": base.id, "setting": arm.setting, "pairs": len(pairs)}
     for one in (steps, seconds):
@@ -189,15 +209,26 @@ def describe_pair(arm: Arm, base: Arm, records: Records) -> Table:
         found[f"speedup_{one.clock}"] = {"value": one.value, "low": low, "high": high, "bound": one.bound}
     return {
         **found,
-        "verdict": steps.verdict,
-        "sentence": steps.sentence(arm.label, base.label),
-        "verdict_seconds": seconds.verdict,
-        "sentence_seconds": seconds.sentence(arm.label, base.label),
+        "survival": {**asdict(survival), "verdict": survival.verdict},
+        "verdict": survival.verdict or steps.verdict,
+        "sentence": sentence(survival, steps, arm.label, base.label),
+        "verdict_seconds": survival.verdict or seconds.verdict,
+        "sentence_seconds": sentence(survival, seconds, arm.label, base.label),
         "more_seeds": steps.more_seeds,
-        "final_loss": difference([(m.final_loss, b.final_loss) for m, b in pairs]),
-        "final_fd": difference([(m.final_distance, b.final_distance) for m, b in pairs]),
+        "final_loss": difference([(m.final_loss, b.final_loss) for m, b in whole]),
+        "final_fd": difference([(m.final_distance, b.final_distance) for m, b in whole]),
         "oscillation": difference([(m.mean_oscillation("feature"), b.mean_oscillation("feature")) for m, b in pairs]),
     }
+
+
+def sentence(survival: Survival, speed: Speedup, label: str, baseline: str) -> str:
+    """What was found, survival first if a run failed; then speed, of the pairs in which both runs survived."""
+    said = speed.sentence(label, baseline)
+    if survival.survived == survival.baseline == survival.of:
+        return said
+    both = f"Both survive with {speed.pairs} of {survival.of} seeds"
+    of_those = f"{both}; of those: {said}" if speed.pairs >= 2 else f"{both}: their speed cannot be judged."
+    return f"{survival.sentence(label, baseline)} {of_those}"
 
 
 def difference(pairs: Sequence[tuple[float | None, float | None]]) -> Table | None:
@@ -209,50 +240,13 @@ def difference(pairs: Sequence[tuple[float | None, float | None]]) -> Table | No
     return {"difference": found.value, "low": found.low, "high": found.high, "p": found.p}
 
 
-def describe_rates(plan: Plan, records: Records) -> list[Table]:
-    """For each method that ran at several learning rates, how much their choice matters."""
-    groups: dict[tuple[str, int, int], list[Arm]] = {}
-    for arm in plan.arms:
-        groups.setdefault((arm.method.id, arm.axes["depth"], arm.axes["batch"]), []).append(arm)
-    found = [describe_sweep(arms, [records[arm.id] for arm in arms]) for arms in groups.values() if len(arms) > 1]
-    return [sweep for sweep in found if sweep is not None]
-
-
-def describe_sweep(arms: Sequence[Arm], table: Sequence[Sequence[RunRecord]]) -> Table | None:
-    """None until a seed has ended at every rate."""
-    seeds = [runs for runs in zip(*table, strict=True) if all(run.outcome is not None for run in runs)]
-    initial = next((loss for runs in table if (loss := initial_loss(runs)) is not None), None)
-    if not seeds or initial is None:
-        return None
-    first, rates = arms[0], [arm.axes["lr"] for arm in arms]
-    losses = [[run.final_loss for run in runs] for runs in zip(*seeds, strict=True)]
-    spread = columns([mean_interval(of_rate) for of_rate in losses])
-    return {
-        "method": first.method.id,
-        "label": first.label,
-        **{name: first.axes[name] for name in ("depth", "batch")},
-        "rates": rates,
-        "losses": spread["mean"],
-        "low": spread["low"],
-        "high": spread["high"],
-        "sensitivity": asdict(rate_sensitivity(rates, losses, initial)),
-        "largest_stable_rate": largest_stable_rate(rates, losses, initial),
-    }
-
-
-def initial_loss(runs: Sequence[RunRecord]) -> float | None:
-    """The validation loss before training, on average over the runs that have ended."""
-    found = [run.outcome.initial_loss for run in runs if run.outcome is not None and run.outcome.initial_loss]
-    return fmean(found) if found else None
-
-
 def cautions(plan: Plan, records: Records) -> list[str]:
     """What a reader of the numbers should know."""
     found = []
-    for arm in plan.arms:
-        if lost := {run.seed: run.outcome.message for run in records[arm.id] if run.outcome and run.diverged}:
-            seeds, reason = ", ".join(map(str, lost)), next(iter(lost.values()))
-            found.append(f"{arm.label} ({arm.setting}): diverged with seed {seeds}: {reason}")
+    for arm in () if plan.edge_rates else plan.arms:  # Where the edge is looked for, failures are what is looked for.
+        if lost := {run.seed: run.outcome for run in records[arm.id] if run.outcome and run.failed}:
+            seeds, first = ", ".join(map(str, lost)), next(iter(lost.values()))
+            found.append(f"{arm.label} ({arm.setting}): failed with seed {seeds}: {first.cause}: {first.message}")
     if len(plan.seeds) < 3:
         found.append(f"{len(plan.seeds)} seeds say little: intervals need at least 3 to be of use")
     return found
@@ -262,8 +256,3 @@ def mean_of_all(values: Sequence[float | None]) -> Table | None:
     """The mean over runs that ended, with its interval; None if one has no value: without it the mean would flatter."""
     found = [value for value in values if value is not None]
     return asdict(mean_interval(found)) if found and len(found) == len(values) else None
-
-
-def columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:
-    """Several estimates side by side."""
-    return {"mean": [x.value for x in found], "low": [x.low for x in found], "high": [x.high for x in found]}

@@ -36,7 +36,7 @@ from .results import Metadata, summarise, write_results
 ADVICE = "kappa.json"
 TICK = 0.25
 TAIL = 1 << 20  # Bytes at the end of a run's metrics in which its last validation loss is looked for.
-ATTEMPTS = 3  # How many processes may die of one run before it counts as failed.
+ATTEMPTS = 3  # How many processes may die of one run before it counts as broken.
 SAVE_SECONDS = 120.0  # How long a run may take to finish its step and save, once it is told to stop.
 TIMED_STEPS = 7
 
@@ -67,7 +67,7 @@ class Progress:
 
     @property
     def ended(self) -> int:
-        return sum(state.status in ("finished", "diverged", "failed") for state in self.states.values())
+        return sum(state.status in ("finished", "failed", "broken") for state in self.states.values())
 
     def advance(self, run: PlannedRun, step: int) -> None:
         """A run is at this step now; the first call for a run says where it starts or resumes."""
@@ -106,7 +106,7 @@ class Display:
 
 @dataclass(frozen=True)
 class CompareResult:
-    """How a comparison ended: its results, the signal that stopped it, and the runs that failed with the reason."""
+    """How a comparison ended: its results, the signal that stopped it, and the runs that broke with the reason."""
 
     folder: Path
     results: dict[str, Any]
@@ -162,9 +162,10 @@ class Launcher:
         runs = [run for run in self.plan.runs if self.records[str(run.folder)].outcome is None]
         runs.sort(key=lambda run: self.records[str(run.folder)].step == 0)
         logs, found = self.folder / "logs", deque[Job]()
+        work = outcome.run_until_failed if self.plan.edge_rates else outcome.run
         for run in runs:
             log = logs / f"{run.arm.id}-{run.folder.name}.log"
-            found.append(Job(self.folder / run.folder, run.config, log, outcome.run))
+            found.append(Job(self.folder / run.folder, run.config, log, work))
         if not (self.folder / ADVICE).is_file():
             found.append(Job(self.folder / ADVICE, self.plan.arms[0].config, logs / "kappa.log", jobs.write_advice))
         return found
@@ -257,7 +258,7 @@ class Launcher:
 
 def state_of(record: RunRecord, failure: str | None = None) -> RunState:
     """A run as its folder shows it; one that was begun waits to be resumed."""
-    status = "failed" if failure is not None else "pending" if record.outcome is None else record.outcome.status
+    status = "broken" if failure is not None else "pending" if record.outcome is None else record.outcome.status
     return RunState(status, record.step, next(reversed(record.losses.values()), None))
 
 

@@ -50,7 +50,7 @@ class OscillationCurve:
 
 @dataclass(frozen=True)
 class Share:
-    """How many of the runs that ended have diverged."""
+    """How many of the runs that ended have failed."""
 
     count: int
     of: int
@@ -63,6 +63,8 @@ class RunResult:
     seed: int | None
     folder: str
     status: str = "unknown"
+    cause: str | None = None
+    """Why it failed: not finite, given up, or did not learn."""
     step: int | None = None
     seconds: Finite = None
     seconds_per_step: Finite = None
@@ -87,7 +89,7 @@ class Arm:
     fd_curve: Curve | None = None
     oscillation: dict[str, Estimate | None] | None = None
     oscillation_curve: OscillationCurve | None = None
-    diverged: Share | None = None
+    failed: Share | None = None
     coefficients: Curve | None = None
     noise_robustness: Curve | None = None
     style: int = 0
@@ -111,14 +113,28 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Ratio(Estimate):
+    """An edge over that of the baseline."""
+
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
 class Sweep(Curve):
-    """The final losses of a method at several learning rates."""
+    """The runs of a method at several learning rates: its final losses, which of them survive, and its edge."""
 
     label: str = ""
     depth: int | None = None
     batch: int | None = None
     sensitivity: Estimate = Estimate()
     largest_stable_rate: float | None = None
+    survival: Curve | None = None
+    edge: Estimate | None = None
+    ratio: Ratio | None = None
+    safe_rate: float | None = None
+    best_rate: float | None = None
+    best_loss: Estimate | None = None
+    sentence: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,6 +162,8 @@ class Results(Plan):
     arms: tuple[Arm, ...] = ()
     comparisons: tuple[Pair, ...] = ()
     rate_sensitivity: tuple[Sweep, ...] = ()
+    edge_rates: tuple[float, ...] = ()
+    advice: str | None = None
     warnings: tuple[str, ...] = ()
 
 

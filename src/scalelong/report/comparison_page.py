@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
-from . import sections
+from . import edges, sections
 from .blocks import Block, Chart, Interval, Intervals, Metadata, Part, Section, Series, Table, Text, View
-from .comparison import Arm, Comparison, Curve, Sweep
+from .comparison import Arm, Comparison, Curve
 from .numbers import NOTHING, TO, Estimate, duration, listed, plural, show, show_estimate, show_factor, thin
 from .runs import Environment
 
@@ -23,20 +23,22 @@ DIFFERENCES = "Below 0 the method is lower. p is of a paired test; it is not cor
 OSCILLATION = "Mean over blocks, skips and seeds; 0 = does not move, 1 = jumps between 1 and 3 (Fig. 1)."
 NOISE = "The error of the trained network when its inputs get extra noise; lower and flatter is better (Fig. 3c)."
 COEFFICIENTS = "At the end of training; for learned methods the mean over seeds and its 95 % interval."
-RATES = "Validation loss at the end for each learning rate; a flat curve forgives a bad choice. Shaded: 95 % interval."
-SENSITIVITY = "Expected excess loss over the range of rates (Wortsman et al. 2023): lower is less sensitive."
 NO_PAIRS = "No comparison could be made yet: it takes finished runs of the baseline and of a method."
 
 
 def comparison_part(comparison: Comparison, album: sections.Album) -> Part:
     results, missing = comparison.results, []
+    # What a search for the edge is about comes first.
+    edge = [Section("edge", "Edge of stability", edges.edges(comparison))]
     shown = [
+        *edge[: bool(results.edge_rates)],
         Section("result", "Result", result(comparison)),
         Section("curves", "Curves", curves(comparison)),
         Section("stability", "Oscillation", oscillation(comparison)),
         Section("coefficients", "Coefficients of the skips", coefficients(comparison)),
         Section("noise", "Robustness to extra noise", noise(comparison)),
-        Section("rates", "Sensitivity to the learning rate", rates(comparison)),
+        *edge[bool(results.edge_rates) :],
+        Section("rates", "Sensitivity to the learning rate", edges.rates(comparison)),
         Section("samples", "Samples", samples(comparison, album, missing)),
         Section("kappa", "Which κ", advice(comparison)),
         Section("setup", "What was run", setup(comparison)),
@@ -59,8 +61,9 @@ def comparison_part(comparison: Comparison, album: sections.Album) -> Part:
 def status(comparison: Comparison) -> tuple[str, str]:
     """What the badge says, and the state of the part."""
     done, total = comparison.results.runs_done, comparison.results.runs_total
-    lost = sum(one.result.status in ("diverged", "failed") for one in comparison.runs)
-    bad = f", {lost} diverged or failed" if lost else ""
+    states = [one.result.status for one in comparison.runs]
+    counts = [(states.count(state), state) for state in ("failed", "broken")]
+    lost, bad = sum(count for count, _ in counts), "".join(f", {count} {state}" for count, state in counts if count)
     if comparison.running:
         return f"unfinished: {done} of {total} runs done{bad}", "running"
     return f"finished: {done if lost else total} runs{bad}", "trouble" if lost else "finished"
@@ -69,12 +72,16 @@ def status(comparison: Comparison) -> tuple[str, str]:
 def unusual_events(comparison: Comparison) -> list[tuple[str, str]]:
     """What happened in each run; one that failed early may have no folder."""
     found = []
+    expected = {"failed"} if comparison.results.edge_rates else set()  # What the search for the edge looks for.
     for one in comparison.runs:
+        if one.result.status in expected:
+            continue
         status, message = one.result.status, one.result.message
         lines = one.run.event_lines() if one.run else []
-        # A run that diverged has said so in its own events.
-        if not (status == "diverged" and any(line.startswith("Training diverged") for line in lines)):
-            failure = [f"{status}: {message}"] if message else [status] * (status in ("failed", "diverged"))
+        # A run that the guard gave up has said so in its own events.
+        if not (status == "failed" and any(line.startswith("Training diverged") for line in lines)):
+            reason = ": ".join(filter(None, (status, one.result.cause, message)))
+            failure = [reason] * (status in ("failed", "broken") or message is not None)
             lines = [*failure, *lines]
         found += [(f"{comparison.name_of(one.arm)}, {one.name}", line) for line in lines]
     return found
@@ -118,14 +125,16 @@ def numbers_table(comparison: Comparison) -> Table:
         pace = show(sum(paces) / len(paces), 3) if paces else NOTHING
         figures = [show_estimate(arm.final_loss), *[show_estimate(arm.final_fd) for _ in fd]]
         parameters = show(comparison.results.parameters.get(arm.id))
-        rows.append([comparison.name_of(arm), done, diverged(arm), *figures, pace, parameters])
-    columns = ["method", "finished", "diverged", "validation loss at the end", *fd, "seconds per step", "parameters"]
-    note = "Mean over seeds and its 95 % interval; diverged: share with its 95 % interval."
+        rows.append([comparison.name_of(arm), done, failed(arm), *figures, pace, parameters])
+    columns = ["method", "finished", "failed", "validation loss at the end", *fd, "seconds per step", "parameters"]
+    note = (
+        "Mean over seeds and its 95 % interval. Failed: not finite, given up, or nothing learned; share with interval."
+    )
     return Table("The numbers", columns, rows, note=note)
 
 
-def diverged(arm: Arm) -> str:
-    found = arm.diverged
+def failed(arm: Arm) -> str:
+    found = arm.failed
     if found is None or not found.of:
         return NOTHING
     share = "" if found.low is None or found.high is None else f" ({found.low:.0%}{TO}{found.high:.0%})"
@@ -155,7 +164,7 @@ def by_setting(comparison: Comparison, make: Callable[[Arm], Series]) -> list[Vi
 
 
 def curves(comparison: Comparison) -> Sequence[Block]:
-    ended = {arm.id: "diverged" for arm in comparison.arms if arm.diverged and arm.diverged.count}
+    ended = {arm.id: "failed" for arm in comparison.arms if arm.failed and arm.failed.count}
     losses = by_setting(comparison, lambda arm: curve_series(arm, arm.loss_curve, ended.get(arm.id, "")))
     fds = by_setting(comparison, lambda arm: curve_series(arm, arm.fd_curve, ended.get(arm.id, "")))
     training = by_setting(comparison, lambda arm: training_series(comparison, arm))
@@ -185,7 +194,7 @@ def training_series(comparison: Comparison, arm: Arm) -> Series:
     most = max(40, min(200, 12_000 // max(1, len(comparison.begun))))
     runs = [(one, run) for one, run in comparison.begun if one.arm is arm]
     lines = [(one.name, thin(run.series("loss"), most)) for one, run in runs]
-    ended = "diverged" if any(run.ended for _, run in runs) else ""
+    ended = "failed" if any(run.ended for _, run in runs) else ""
     return Series(arm.label, arm.style, members=lines, ended=ended)
 
 
@@ -221,31 +230,6 @@ def noise(comparison: Comparison) -> Sequence[Block]:
     views = by_setting(comparison, lambda arm: curve_series(arm, arm.noise_robustness))
     title, x = "Error under extra noise", "standard deviation of the extra noise"
     return [Chart(title, x, "error", views, "results.json", key="noise-error", note=NOISE)] if views else []
-
-
-def rates(comparison: Comparison) -> Sequence[Block]:
-    """The final losses by learning rate: one view per depth and batch size."""
-    found: dict[str, list[Sweep]] = {}
-    for sweep in comparison.results.rate_sensitivity:
-        found.setdefault(f"depth {show(sweep.depth)}, batch {show(sweep.batch)}", []).append(sweep)
-    if not found:
-        return []
-    views, rows = [], []
-    for name, sweeps in found.items():
-        series = []
-        for sweep in sweeps:
-            style = next((arm.style for arm in comparison.arms if arm.label == sweep.label), 0)
-            ended = "some diverged" if None in sweep.mean else ""
-            series.append(Series(sweep.label, style, sweep.points, sweep.band, ended=ended))
-            label = f"{sweep.label}, {name}" if len(found) > 1 else sweep.label
-            largest = f"Largest stable rate: {show(sweep.largest_stable_rate)}"
-            rows.append(interval(label, style, sweep.sensitivity, [largest]))
-        views.append(View(name, series))
-    title, x, y = "Final loss by learning rate", "learning rate", "validation loss"
-    return [
-        Chart(title, x, y, views, "results.json", log_x=True, key="rate-loss", note=RATES),
-        Intervals("Learning-rate sensitivity", "sensitivity", rows, key="sensitivity", note=SENSITIVITY),
-    ]
 
 
 def samples(comparison: Comparison, album: sections.Album, warnings: list[str]) -> Sequence[Block]:
@@ -311,6 +295,7 @@ def runs_table(comparison: Comparison) -> Table:
     rows = []
     for one in comparison.runs:
         found, setting = one.result, one.arm.setting or NOTHING
+        state = f"{found.status}: {found.cause}" if found.cause else found.status
         numbers = (show(found.step), duration(found.seconds), show(found.final_loss), show(found.final_fd))
-        rows.append((f"{one.arm.label}, {one.name}", setting, found.status, *numbers))
+        rows.append((f"{one.arm.label}, {one.name}", setting, state, *numbers))
     return Table("Every run", columns, rows, folded=True)

@@ -55,7 +55,7 @@ def warnings_section(events: Sequence[tuple[str, str]], warnings: Sequence[str])
         blocks.append(Text("Please note", "warning", list(dict.fromkeys(warnings))))
     if events:
         blocks.append(Table("What happened", ("run", "event"), events, folded=len(events) > 8))
-    nothing = "Nothing unusual: no spikes, skipped steps, rollbacks or diverged runs, and all files could be read."
+    nothing = "Nothing unusual: no spikes, skipped steps, rollbacks or failed runs, and all files could be read."
     count = len(set(warnings)) + len(events)
     title = f"Warnings ({count})" if count else "Warnings"
     return Section("warnings", title, blocks or [Text(nothing, "empty")])
