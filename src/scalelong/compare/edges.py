@@ -46,9 +46,9 @@ def edge_sentence(label: str, table: RateTable, edge: Edge, ratio: Edge | None, 
     >>> table = RateTable((0, 1), (0.002, 0.004), ((True, True), (True, False)), ((0.1, 0.1), (0.1, 0.9)))
     >>> print(edge_sentence("CS", table, Edge(0.004, 0.003, 0.005), Edge(2.0, 1.5, 2.5), "none", 400))
     CS: half of its runs survive 400 steps at a rate of 0.004 (95 % interval 0.003 to 0.005, 2 seeds), 2.00× the edge of
-    none (1.50 to 2.50): larger. All survive at 0.002.
+    none (1.50 to 2.50): larger. All survive up to 0.002.
     """
-    safe = "At no rate do all survive." if table.safe_rate is None else f"All survive at {table.safe_rate:g}."
+    safe = "At no rate do all survive." if table.safe_rate is None else f"All survive up to {table.safe_rate:g}."
     if edge.value is None:
         far = "survive even the highest rate" if edge.bound == "at least" else "fail at every rate"
         return f"{label}: the edge cannot be told: more than half of its runs {far}, for {steps:,} steps. {safe}"
