@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import scalelong
 
-STEPS, BATCH = 60, 16
+STEPS, BATCH = 40, 16
 IMAGES = torch.tensor(load_digits().images, dtype=torch.float32).unsqueeze(1) / 8 - 1
 
 
