@@ -75,6 +75,12 @@ def test_importing_scalelong_its_models_and_diffusion_needs_torch_only_and_print
     assert output == ""
 
 
+def test_finding_an_edge_needs_torch_and_scipy_only(tmp_path: Path) -> None:
+    attempted, output = run_freshly("import scalelong; scalelong.find_edge", tmp_path / "attempted")
+    assert attempted & OPTIONAL == {"scipy"}
+    assert output == ""
+
+
 def test_the_record_of_imports_sees_one_that_is_guarded_and_absent(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "guarded.py").write_text("try:\n    import absent_here\nexcept ImportError:\n    print('absent')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

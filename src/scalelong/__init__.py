@@ -4,6 +4,8 @@
 >>> model = scale_skips(UViT(img_size=8, embed_dim=32, depth=4, num_heads=2), "cs", kappa=0.7)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .skips import (
     METHODS,
     AbsorbedScalingWarning,
@@ -21,6 +23,9 @@ from .skips import (
     unscale_skips,
 )
 
+if TYPE_CHECKING:
+    from .compare.any_loop import find_edge
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -32,6 +37,7 @@ __all__ = [
     "SkipSite",
     "__version__",
     "constant_coefficients",
+    "find_edge",
     "find_skips",
     "fuse_skips",
     "scale_blocks",
@@ -40,3 +46,14 @@ __all__ = [
     "unscale_blocks",
     "unscale_skips",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`find_edge`, which alone needs scipy, is imported when it is asked for."""
+    if name != "find_edge":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from .compare.any_loop import find_edge
+    except ModuleNotFoundError as error:
+        raise ImportError(f'find_edge needs {error.name}: pip install "scalelong[train]"') from error
+    return find_edge

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from scalelong.compare import outcome
 from scalelong.compare.collect import RunRecord, collect
-from scalelong.compare.failure import Reference, cause_of_failure, has_clearly_failed, reference_of
+from scalelong.compare.failure import Reference, cause_of_failure, has_clearly_failed
 from scalelong.compare.outcome import Outcome
+from scalelong.compare.reference import reference_of
 from scalelong.compare.results import Metadata, summarise
 from scalelong.config import load_recipe
 from scalelong.training.loss import Validation, open_validation

@@ -143,6 +143,7 @@ def test_its_page_opens_on_the_survival_curves_and_says_what_was_found(engine: E
     assert chart.views[0].series[0].points[0] == (0.002, 1.0) and chart.views[0].series[0].band
     page = render(content)
     assert results["advice"] in page and results["rate_sensitivity"][1]["sentence"] in page
+    assert "Nothing unusual" not in page and "failed: did not learn" in page, "runs that fail are named here too"
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_the_advice_is_half_of_a_larger_edge_or_the_baselines_or_the_safe_rate()
 def test_the_sentence_names_the_length_of_the_runs_and_the_verdict() -> None:
     none, cs = described(("none", table(4, 1, 0, 0, seeds=8)), ("CS", table(8, 8, 7, 1, seeds=8)))
     assert none["sentence"].startswith("none: half of its runs survive 400 steps at a rate of at most 0.0")
-    assert "× the edge of none (" in cs["sentence"] and "): larger. All survive at 0.002." in cs["sentence"]
+    assert "× the edge of none (" in cs["sentence"] and "): larger. All survive up to 0.002." in cs["sentence"]
 
 
 def test_a_table_whose_rates_do_not_go_up_is_refused() -> None:

@@ -5,12 +5,9 @@ The folder of a comparison keeps it in comparison.json: it may grow, but not cha
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -20,9 +17,9 @@ from typing import Any
 from ..config import Config, load_recipe
 from ..monitor.readings import with_nulls
 from ..runs.run_dir import Run, check_folder
-from ..skips import METHODS
 from ..utils.atomic import replace_text
 from ..utils.records import flatten
+from .methods import Method, PlanError, safe
 
 FILE = "comparison.json"
 HINT = ": give the same command to resume, more seeds or methods to extend it, or another --out"
@@ -30,50 +27,6 @@ HINT = ": give the same command to resume, more seeds or methods to extend it, o
 POINTS = 20  # Points of a validation curve, at least, unless the recipe asks for more.
 FEWEST_POINTS = 5  # Fewer leave nothing to compare a curve by.
 READINGS = 100  # Readings of the monitor over a run.
-
-LABELS = {"cs": "CS", "cs-reversed": "CS reversed", "ls": "LS", "ls-individual": "LS individual", "ie": "IE"}
-LABELS |= {"learned-kappa": "learned κ"}
-SYMBOLS = {"kappa": "κ=", "value": "", "where": ""}
-
-
-class PlanError(ValueError):
-    """A comparison that cannot be made as asked; the message says what to change."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """A method with the options that the user gave it.
-
-    >>> Method.parse("ls:ratio=4:activation=elu").overrides
-    ('scaling.method=ls', 'scaling.ratio=4', 'scaling.activation=elu')
-    """
-
-    name: str
-    given: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> Method:
-        name, *options = re.sub(r"\s*([:=])\s*", r"\1", text.strip()).split(":")
-        if name not in METHODS:
-            close = difflib.get_close_matches(name, METHODS, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise PlanError(f"there is no method {name!r}; {hint}Methods: {', '.join(METHODS)}")
-        if not all(re.fullmatch(r"[^=]+=.+", option) for option in options):
-            raise PlanError(f"--methods {text!r}: write options as {name}:option=value, for instance cs:kappa=0.5")
-        return cls(name, tuple(options))
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        return (f"scaling.method={self.name}", *(f"scaling.{option}" for option in self.given))
-
-    @property
-    def id(self) -> str:
-        """Safe as a folder's name.
-
-        >>> Method.parse("cs:kappa=0.5").id
-        'cs-kappa0.5'
-        """
-        return safe("-".join([self.name, *(option.replace("=", "", 1) for option in self.given)]))
 
 
 @dataclass(frozen=True)
@@ -87,17 +40,13 @@ class Arm:
     @property
     def options(self) -> dict[str, Any]:
         """The method's options, with the constants that it takes if none are given."""
-        kind = METHODS[self.method.name]
-        defaults = {} if kind is None else inspect.signature(kind).parameters
-        constants = {name: defaults[name].default for name in ("kappa", "value") if name in defaults}
         where = {} if self.config.scaling.where == "input" else {"where": self.config.scaling.where}
-        return {**constants, **self.config.scaling.options, **where}
+        return {**self.method.constants, **self.config.scaling.options, **where}
 
     @property
     def label(self) -> str:
         """The method for people, without its setting."""
-        shown = [f"{SYMBOLS.get(key, f'{key} ')}{constant(value)}" for key, value in self.options.items()]
-        return " ".join([LABELS.get(self.method.name, self.method.name), *shown])
+        return self.method.label(self.options)
 
     @property
     def axes(self) -> dict[str, Any]:
@@ -238,21 +187,6 @@ def with_intervals(config: Config, explicit: set[str]) -> Config:
 def with_training(config: Config, changes: dict[str, Any]) -> Config:
     content = config.model_dump()
     return Config.model_validate({**content, "training": {**content["training"], **changes}})
-
-
-def constant(value: Any) -> str:
-    """
-    >>> constant(2**-0.5), constant(0.7), constant("elu")
-    ('1/√2', '0.7', 'elu')
-    """
-    if isinstance(value, float) and math.isclose(value, 2**-0.5):
-        return "1/√2"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def safe(name: str) -> str:
-    """A name without what folders or shells take for something else."""
-    return "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in name)
 
 
 def now() -> str:

@@ -31,8 +31,9 @@ from ..training.logger import Silent
 from ..training.loss import open_validation
 from ..utils.atomic import locked
 from ..utils.runtime import keyed_generator
-from .failure import Cause, Reference, cause_of_failure, has_clearly_failed, reference_of
+from .failure import Cause, Reference, cause_of_failure, has_clearly_failed
 from .grid import write_json
+from .reference import reference_of
 
 FILE = "outcome.json"
 STOPPED = 128 + signal.SIGTERM  # The exit code of a run that was told to stop, and has saved.

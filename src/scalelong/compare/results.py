@@ -16,7 +16,7 @@ from ..monitor.readings import with_nulls
 from ..runs.run_dir import software
 from ..utils.atomic import replace_text
 from .collect import OSCILLATIONS, Records, RunRecord, Series, initial_loss
-from .edges import advice, columns, describe_rates
+from .edges import advice
 from .grid import Arm, Plan, now, write_json
 from .intervals import (
     CONFIDENCE,
@@ -29,6 +29,7 @@ from .intervals import (
 from .outcome import SIGMAS
 from .speedup import Speedup, speedup
 from .survival import Survival, compare_survival
+from .sweeps import columns, describe_rates
 
 FILE = "results.json"
 VERSION = 2

@@ -139,8 +139,7 @@ class Launcher:
 
     def __init__(self, plan: Plan, folder: Path, workers: int, display: Display, command: str, created: str) -> None:
         self.plan, self.folder, self.workers, self.display = plan, folder, workers, display
-        parameters = {arm.id: summarise_recipe(arm.config).parameters for arm in plan.arms}
-        self.metadata = Metadata(command, created, workers, jobs.threads_each(workers), parameters)
+        self.metadata = Metadata(command, created, workers, jobs.threads_each(workers), count_parameters(plan))
         self.failures = self.metadata.failures
         self.lost: Counter[Path] = Counter()
         self.runs = {folder / run.folder: run for run in plan.runs}
@@ -254,6 +253,13 @@ class Launcher:
         results = summarise(self.plan, records, self.metadata)
         write_results(self.folder, results)
         return results
+
+
+def count_parameters(plan: Plan) -> dict[str, int]:
+    """Of each arm; those that differ in the learning rate or the batch size only have the same network."""
+    networks = {(arm.method, arm.axes["depth"]): arm.config for arm in plan.arms}
+    counts = {key: summarise_recipe(config).parameters for key, config in networks.items()}
+    return {arm.id: counts[arm.method, arm.axes["depth"]] for arm in plan.arms}
 
 
 def state_of(record: RunRecord, failure: str | None = None) -> RunState:

@@ -72,10 +72,7 @@ def status(comparison: Comparison) -> tuple[str, str]:
 def unusual_events(comparison: Comparison) -> list[tuple[str, str]]:
     """What happened in each run; one that failed early may have no folder."""
     found = []
-    expected = {"failed"} if comparison.results.edge_rates else set()  # What the search for the edge looks for.
     for one in comparison.runs:
-        if one.result.status in expected:
-            continue
         status, message = one.result.status, one.result.message
         lines = one.run.event_lines() if one.run else []
         # A run that the guard gave up has said so in its own events.
