@@ -33,7 +33,7 @@ def commands(program: str) -> list[list[str]]:
 
 
 # What makes a command quick, besides those that are only planned.
-DRY = {"train": ["--dry-run"], "compare": ["--dry-run"], "prepare": ["--dry-run"]}
+DRY = {"train": ["--dry-run"], "compare": ["--dry-run"], "edge": ["--dry-run"], "prepare": ["--dry-run"]}
 SMALLER = {"sample": ["--steps", "2"], "evaluate": ["--steps", "2"], "theory": ["--out", "theory"]}
 COUNTS = {"-n": "4", "--images": "32"}
 
