@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from scalelong import METHODS
 from scalelong.config import load
 from scalelong.config.load import RecipeError, load_recipe, parse_recipe, recipe_names, to_yaml
-from scalelong.config.schema import Config, DiffusionConfig, ScalingConfig
+from scalelong.config.schema import Config, ScalingConfig
+from scalelong.config.sections import DiffusionConfig
 from scalelong.diffusion import SCHEDULES
 from scalelong.skips.gates import ACTIVATIONS
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config, build_model
-from ..config.schema import EvaluationConfig
+from ..config.sections import EvaluationConfig
 from ..evaluation import Plan as EvaluationPlan
 from ..evaluation import evaluate_run
 from ..evaluation.results import FILE as EVALUATIONS

@@ -19,7 +19,8 @@ from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..models import UViT
 from ..models.presets import build_text_unet, build_unet
 from ..skips import AbsorbedScalingWarning, scale_skips
-from .schema import Config, DiffusionConfig, ScalingConfig, TrainingConfig, UNetConfig, UViTConfig
+from .schema import Config, ScalingConfig, TrainingConfig, UNetConfig, UViTConfig
+from .sections import DiffusionConfig
 
 
 def build_model(config: Config) -> nn.Module:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config.schema import Config, Weights
+from ..config.schema import Config
+from ..config.sections import Weights
 from ..data.sources import short_hash
 from ..diffusion.guidance import Condition, Conditioning
 from ..runs.model import choose_checkpoint, load_network, weights_digest

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..config.schema import Config, ScalingConfig, UViTConfig, Weights
+from ..config.schema import Config, ScalingConfig, UViTConfig
+from ..config.sections import Weights
 from .run_dir import Run, read_metrics
 
 UVIT_FILE = "nnet.safetensors"

@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from ..config.build import build_process, count_parameters
-from ..config.schema import Config, UViTConfig, Weights
+from ..config.schema import Config, UViTConfig
+from ..config.sections import Weights
 from ..data.sources import import_extra
 from ..skips import AbsorbedScalingWarning, fuse_skips, scale_skips
 from ..utils.atomic import Files, read_tensors, replace_text

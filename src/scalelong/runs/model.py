@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from ..config.build import build_model, lay_out
-from ..config.schema import Config, Weights
+from ..config.schema import Config
+from ..config.sections import Weights
 from ..utils.runtime import own_device
 from .checkpoint import Checkpoint
 from .run_dir import Run, RunError

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from ..config.load import load_recipe, to_yaml
-from ..config.schema import Config, EvaluationConfig
+from ..config.schema import Config
+from ..config.sections import EvaluationConfig
 from ..utils.atomic import locked, replace_text, writing
 from ..utils.records import flatten
 from .checkpoint import Checkpoint, CheckpointStore

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ..config.build import Inputs, build_process, conditioning_of, open_inputs, spread_labels
 from ..config.load import check_config
-from ..config.schema import Config, Weights
+from ..config.schema import Config
+from ..config.sections import Weights
 from ..data.encoders import LatentEncoder, TextEncoder
 from ..diffusion import sample, to_uint8
 from ..diffusion.guidance import NOTHING, Condition, Conditioning

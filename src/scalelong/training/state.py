@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from ..config.schema import OptimConfig
+from ..config.sections import OptimConfig
 from ..guard.nonfinite import Spike, SpikeDetector
 from ..runs.checkpoint import Checkpoint
 from ..runs.run_dir import RunError

@@ -1,0 +1,92 @@
+"""The blocks of a recipe whose keys do not depend on each other, and what every block has in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Strict
+
+from ..data.config import TextConfig
+from ..diffusion import Prediction, Time
+
+Whole = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+# YAML has lists only; the items stay strict.
+Pair = Annotated[tuple[Fraction, Fraction], Strict(False)]
+Wholes = Annotated[tuple[Whole, ...], Strict(False)]
+
+Weights = Literal["ema", "raw"]
+"""The EMA weights, or those of the last step."""
+
+
+class Section(BaseModel):
+    """One block of a recipe; an unknown key or a wrong type is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class LabelConfig(Section):
+    """The `labels:` block: the network is told the class of the image."""
+
+    classes: Whole
+    """Labels go from 0 to classes − 1."""
+    drop: Fraction = 0.0
+    """How often the label is replaced by one that stands for no class, which classifier-free guidance needs."""
+
+    @property
+    def embeddings(self) -> int:
+        """Rows of the network's table of labels; the last stands for no class, if there is one."""
+        return self.classes + (self.drop > 0)
+
+
+class TextCondition(TextConfig):
+    """The `text:` block: the network is told the features of a caption."""
+
+    width: Whole
+    """How many numbers the encoder gives for a token."""
+    drop: Fraction = 0.0
+    """How often the caption is replaced by an empty one, which classifier-free guidance needs."""
+
+
+class DiffusionConfig(Section):
+    """The forward process and what the network predicts."""
+
+    schedule: Literal["linear", "cosine", "sqrt-linear"] = "linear"
+    time: Time = "discrete"
+    steps: Whole = 1000
+    prediction: Prediction = "epsilon"
+    min_snr_gamma: Positive | None = None
+    """null = every time weighs the same."""
+
+
+class OptimConfig(Section):
+    """The optimiser, its warm-up and the EMA weights."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: Positive
+    betas: Pair = (0.9, 0.999)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.03
+    warmup_steps: NotNegative = 0
+    clip_norm: Positive | None = None
+    """The largest norm of the gradient; null = never clipped."""
+    ema_decay: Fraction = 0.9999
+    ema_warmup: bool = True
+    """Whether update n = 0, 1, … decays by (1 + n)/(10 + n) at most; false = by ema_decay from the first on."""
+
+
+class EvaluationConfig(Section):
+    """How good the samples are while a run trains: what `scalelong evaluate` would find at these steps."""
+
+    every: Whole | None = None
+    """Steps between evaluations; the last step is evaluated too. null = never."""
+    images: Annotated[int, Field(ge=20)] = 1000
+    """Sampled as the `sampling:` block says, guidance included. Only equal numbers of images can be compared."""
+    network: str = "efficientnet-lite0"
+    """The feature network, as for `scalelong evaluate --network`."""
+    weights: Literal["ema", "raw", "both"] = "ema"
+
+    @property
+    def chosen(self) -> tuple[Weights, ...]:
+        return ("ema", "raw") if self.weights == "both" else (self.weights,)
