@@ -32,6 +32,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "map"
 SEEDS, FIRST_SEED = 8, 300  # Seeds that chose no setting.
 # Only what the map needs is written, and a run is saved at its end.
 QUIET = ("training.sample_every=null", "training.monitor_every=null", "training.checkpoint_every=100000")
+VALIDATION = ("training.steps=400", "training.validate_every=40", "data.validation_count=128")
 STDS = (0.0653, 0.1, 0.04, 0.14, 0.083, 0.02, 0.2, 0.03)  # 0.083: torch's default linear layer at width 48.
 DEPTHS = (8, 12, 32)  # And 20, which is the recipe's.
 TORCH_STD = 0.083
@@ -102,7 +103,7 @@ def run_unit(unit: Unit, folder: Path, sources: dict[str, str], workers: int) ->
     """Find the edge of one method in one cell and write what was found; false if it was told to stop."""
     source = sources.get(unit.recipe.partition("-")[0])
     data = () if source is None else (f"data.source={source}",)
-    overrides = (*unit.overrides, "training.steps=400", "training.validate_every=40", *QUIET, f"seed={FIRST_SEED}")
+    overrides = (*unit.overrides, *VALIDATION, *QUIET, f"seed={FIRST_SEED}")
     search = make_search(unit.recipe, [unit.method], seeds=SEEDS, rates=unit.rates, overrides=(*overrides, *data))
     began = time.monotonic()
     result = find_edges(search, folder, workers=workers, display=Lines())
@@ -152,8 +153,12 @@ class Lines(Display):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "list"])
-    parser.add_argument("--data", action="append", default=[], metavar="NAME=PATH", help="where a data set is, if not on the hub")
-    parser.add_argument("--out", type=Path, default=Path("runs/map"), help="for the runs, which are removed when a unit is done")
+    parser.add_argument(
+        "--data", action="append", default=[], metavar="NAME=PATH", help="where a data set is, if not on the hub"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/map"), help="for the runs, which are removed when a unit is done"
+    )
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--only", default="", help="cells whose name contains this")
     arguments = parser.parse_args()
