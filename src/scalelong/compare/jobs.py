@@ -30,7 +30,7 @@ from .grid import write_json
 from .outcome import STOPPED
 
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"  # Windows
-PRELOADED = ["scalelong.compare.jobs", "diffusers", "sklearn.datasets"]
+PRELOADED = ["scalelong.compare.jobs", "diffusers", "sklearn.datasets", "torch._dynamo"]
 # glibc reads them when a process starts: memory that was freed is used again, as in `scalelong.cli`.
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

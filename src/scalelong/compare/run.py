@@ -9,6 +9,7 @@ import json
 import tempfile
 import time
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import wait
@@ -21,6 +22,8 @@ import torch
 from ..config import Config
 from ..config import summarise as summarise_recipe
 from ..config.build import open_inputs
+from ..data.config import DataConfig, DataError
+from ..data.dataset import open_images
 from ..evaluation import load_features
 from ..runs import Run, read_metrics
 from ..training import train
@@ -34,6 +37,7 @@ from .jobs import End, Job
 from .results import Metadata, summarise, write_results
 
 ADVICE = "kappa.json"
+EMBEDDED = "sklearn:"  # Sets that are small, and part of a package.
 TICK = 0.25
 TAIL = 1 << 20  # Bytes at the end of a run's metrics in which its last validation loss is looked for.
 ATTEMPTS = 3  # How many processes may die of one run before it counts as broken.
@@ -120,6 +124,7 @@ def compare(
     """Make the runs of a plan that are not there yet; the same call again resumes where it was stopped."""
     folder, config = Path(out), plan.arms[0].config
     if not check_plan(folder, plan):
+        keep_images(config.data)
         # What would fail in every run is an error before anything is written: missing data, or a missing network.
         open_inputs(config)
         if config.evaluation.every is not None:
@@ -132,6 +137,13 @@ def compare(
 def count_workers(plan: Plan, asked: int | None = None) -> int:
     """As many as asked for, or else one for each GPU, or for each core; not more than there are runs."""
     return min(asked or len(jobs.visible_gpus()) or jobs.available_cores(), len(plan.runs))
+
+
+def keep_images(data: DataConfig) -> None:
+    """Decode the images once, into the image cache that every run reads; where they do not fit there, each decodes."""
+    if not data.source.startswith(EMBEDDED):
+        with suppress(DataError):
+            open_images(data.model_copy(update={"memory_gb": 0}))
 
 
 class Launcher:
