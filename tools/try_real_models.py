@@ -38,7 +38,7 @@ def main() -> None:
     entries = chosen(yaml.safe_load(options.networks.read_text()), options.only)
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = []
-        for outcome in pool.map(lambda entry: outcome_of(entry, options.repos), entries):
+        for outcome in pool.map(lambda entry: outcome_of(entry, options.repos, options.check), entries):
             print(row(outcome), flush=True)
             outcomes.append(outcome)
     print(summary(outcomes))
@@ -59,6 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--write", action="store_true", help="write the table of docs/models.md, and the JSON beside the list"
     )
+    parser.add_argument("--check", action="store_true", help="only build the networks and check the joins of the list")
     parser.add_argument("--jobs", type=int, default=1, help="networks tried at a time")
     return parser.parse_args()
 
@@ -70,7 +71,7 @@ def chosen(entries: list[dict[str, Any]], only: list[str]) -> list[dict[str, Any
     return [entry for entry, text in texts if any(part.lower() in text for part in only)]
 
 
-def outcome_of(entry: dict[str, Any], repos: Path | None) -> dict[str, Any]:
+def outcome_of(entry: dict[str, Any], repos: Path | None, check: bool = False) -> dict[str, Any]:
     """What became of the network, tried in a process of its own: checkouts share names such as `models`."""
     if (why := cannot_be_had(entry, repos)) is not None:
         return {
@@ -79,7 +80,7 @@ def outcome_of(entry: dict[str, Any], repos: Path | None) -> dict[str, Any]:
             "verdict": "not had",
             "reason": why,
         } | held_out(entry)
-    request = json.dumps({"entry": entry, "repos": None if repos is None else str(repos)})
+    request = json.dumps({"entry": entry, "repos": None if repos is None else str(repos), "check": check})
     command = [sys.executable, "-m", "real_models.trial"]
     try:
         done = subprocess.run(

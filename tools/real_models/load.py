@@ -17,7 +17,7 @@ from torch import Tensor, nn
 def load(description: Any) -> Any:
     """What a description in the list of networks stands for: `{new: module:Class, arguments: …}`, a tensor, or itself.
 
-    Tensors are `normal 2 3 8 8`, `uniform 2`, `ones 2 4`, `true 2 77` and `integers 1000 2` (below 1000, shape (2,)).
+    Tensors are `normal 2 3 8 8`, `uniform 2`, `ones 2 4`, `complex 2 3 8 8` and `integers 1000 2` (below 1000, shape (2,)).
     """
     if isinstance(description, dict):
         if "new" in description:
@@ -34,15 +34,18 @@ def load(description: Any) -> Any:
     return tensor_of(description) if isinstance(description, str) else description
 
 
+KINDS = ("normal", "uniform", "ones", "complex", "integers")
+
+
 def tensor_of(text: str) -> Tensor | str:
     kind, *rest = text.split()
-    if kind not in ("normal", "uniform", "ones", "true", "integers") or not all(size.isdecimal() for size in rest):
+    if kind not in KINDS or not rest or not all(size.isdecimal() for size in rest):
         return text
     sizes = [int(size) for size in rest]
     if kind == "integers":
         return torch.randint(sizes[0], sizes[1:])
-    if kind == "true":
-        return torch.ones(sizes, dtype=torch.bool)
+    if kind == "complex":
+        return torch.randn(sizes, dtype=torch.complex64)
     return {"normal": torch.randn, "uniform": torch.rand, "ones": torch.ones}[kind](sizes)
 
 

@@ -19,7 +19,6 @@ import ast
 import inspect
 import re
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -110,8 +109,7 @@ def modules_with(network: nn.Module, function: str) -> list[Holder]:
 def rewritten(function: Any, joins: Sequence[Join], mark: Callable[..., Any]) -> Any:
     """The function compiled again with the joins' parts handed through `mark`."""
     plain = inspect.unwrap(function)
-    tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
-    definition = tree.body[0]
+    definition = definition_of(inspect.getsource(plain))
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list = []
     owner = definition.args.args[0].arg if definition.args.args else None
@@ -131,6 +129,14 @@ def rewritten(function: Any, joins: Sequence[Join], mark: Callable[..., Any]) ->
     result = types.FunctionType(made.__code__, plain.__globals__, plain.__name__, plain.__defaults__, closure)
     result.__kwdefaults__ = plain.__kwdefaults__
     return result
+
+
+def definition_of(source: str) -> ast.stmt:
+    if not source[0].isspace():
+        return ast.parse(source).body[0]
+    block = ast.parse(f"if True:\n{source}").body[0]
+    assert isinstance(block, ast.If)
+    return block.body[0]
 
 
 def mark_parts(definition: ast.FunctionDef, join: Join, owner: str | None) -> None:
