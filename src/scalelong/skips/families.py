@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from .site import Argument, Channels, SkipSite, forward_parameters, hooks_detached, is_norm, number_from_innermost
+from .hooks import hooks_detached
+from .site import Argument, Channels, SkipSite, forward_parameters, is_norm, number_from_innermost
 from .trace import ExampleInputs, trace_skips
 
 logger = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .inline import KINDS, Joined, Key
 from .site import Channels
 
 GATES = ("sigmoid", "sigmoid_", "hardsigmoid", "hardsigmoid_")
@@ -48,6 +51,8 @@ class Call:
     start: int
     given: list[Given]
     end: int = -1
+    joins: Counter[Key] = field(default_factory=Counter)
+    """How many joins of each kind its own code made."""
 
     def outward(self) -> Iterator[Call]:
         """This call, the one it was made in, and so on to the model's own."""
@@ -58,6 +63,15 @@ class Call:
 
     def received(self, values: set[int]) -> bool:
         return any(given.value in values for given in self.given)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of its kind a join is among those that one call's own code makes, and the values that it joins."""
+
+    key: Key
+    number: int
+    parts: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,8 @@ class Value:
     parts: Parts = ()
     order: Dims = ()
     """The input's dimensions in the order of the output's, of an operation that only reorders them."""
+    place: Place | None = None
+    """Of a join, as the code that makes it sees it; None for other operations, and inside of scripted functions."""
 
 
 @dataclass
@@ -116,6 +132,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.record = record
         self.call: Call | None = None
+        self.place: Place | None = None
         # Weak, so that tracing needs no more memory than a forward pass.
         self.numbers = WeakTensorKeyDictionary()
 
@@ -136,7 +153,8 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         values = self.record.values
         ancestors = reduce(or_, map(self.record.lineage, self.carried(operation, inputs)), 0)
-        values.append(Value(operation, tuple(inputs), ancestors, tensor.shape, self.call, parts, order))
+        place = self.place if parts else None
+        values.append(Value(operation, tuple(inputs), ancestors, tensor.shape, self.call, parts, order, place))
         self.numbers[tensor] = len(values) - 1
         # Writing into a slice changes the tensor that was sliced, too.
         if operation.endswith("_") and tensor._base is not None:
@@ -193,6 +211,28 @@ class Recorder(TorchDispatchMode):
                 return
 
 
+class JoinCounter(TorchFunctionMode):
+    """Tells the recorder which join of its call's own code is at work, as `inline.JoinMode` will count them."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recorder, kind = self.recorder, KINDS.get(func)
+        joined = None if kind is None else Joined(kind, args, kwargs)
+        if joined is None or joined.key is None or recorder.call is None:
+            return func(*args, **kwargs)
+        recorder.call.joins[joined.key] += 1
+        parts = tuple(recorder.numbers.get(part) for part in joined.parts)
+        recorder.place = Place(joined.key, recorder.call.joins[joined.key], parts)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            recorder.place = None
+
+
 def order_of(operation: str, args: tuple[Any, ...]) -> Dims:
     """How a permute or a transpose reorders the dimensions; empty for all else."""
     if operation not in ("permute", "transpose"):
@@ -220,6 +260,7 @@ def record_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
                 stack.callback(module.register_forward_pre_hook(recorder.enter, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(recorder.leave).remove)
         stack.enter_context(recorder)
+        stack.enter_context(JoinCounter(recorder))
         output = model(*args, **kwargs)
     record.output = max((tuple(tensor.shape) for tensor in tensors_in(output)), key=len, default=())
     return record

@@ -8,8 +8,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from .discover import Join, long_skips
-from .record import Call, Record, record_forward
-from .site import LINEAR, Argument, Channels, SkipSite, as_argument, is_norm, number_from_innermost, runs_as
+from .record import Call, Record, Value, record_forward
+from .site import (
+    LINEAR,
+    Argument,
+    Channels,
+    Entry,
+    Inline,
+    SkipSite,
+    as_argument,
+    is_norm,
+    number_from_innermost,
+    runs_as,
+)
 
 COPIES = ("clone", "_to_copy", "mul", "div")
 CROPS = (*COPIES, "slice", "alias")
@@ -19,7 +30,7 @@ CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 CHANNELS_FIRST = (*LINEAR[1:], nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 ExampleInputs = Tensor | Sequence[Any] | Mapping[str, Any]
-Entry = tuple[Call, Argument | Channels]
+Found = tuple[Call, Entry]
 
 
 def trace_skips(model: nn.Module, example_inputs: ExampleInputs) -> list[SkipSite]:
@@ -43,10 +54,10 @@ def site_of(record: Record, join: Join) -> dict[str, Any]:
     """Fields of the join's `SkipSite`, without its index."""
     paths = record.paths()
     consumer, entry = find_entry(record, join)
-    value = join.skip if isinstance(entry, Channels) else call_values(consumer)[entry]
+    value = call_values(consumer)[entry] if isinstance(entry, Argument) else join.skip
     reading = find_readings(record, join)
     unchanged = arrives_unchanged(record, value, join)
-    alone = isinstance(entry, Channels) or only_joined(record, consumer, value, join)
+    alone = not isinstance(entry, Argument) or only_joined(record, consumer, value, join)
     readers = readers_of(record, join, reading) if unchanged and alone else []
     return {
         "consumer": paths[consumer.module],
@@ -81,19 +92,22 @@ def normalised_between(record: Record, value: int, later: int) -> bool:
     return any(normalises(call.module) and call.received(way) for call in calls)
 
 
-def find_entry(record: Record, join: Join) -> Entry:
+def find_entry(record: Record, join: Join) -> Found:
     """The call through which the skip can be reached by a static hook, and where in its input."""
     entries = [*argument_entries(record, join, {join.skip}), *channel_entries(record, join)]
     # A skip that was cropped or projected next to the join can be scaled before that.
     entries += argument_entries(record, join, {join.origin, *record.way_between(join.origin, join.skip)})
+    entries += inline_entries(record, join)
     for call, entry in entries:
         if len(entering(record, call.module, entry)) == 1:
             return call, entry
     raise out_of_reach(record, join, entries)
 
 
-def entering(record: Record, module: nn.Module, entry: Argument | Channels) -> set[int | None]:
+def entering(record: Record, module: nn.Module, entry: Entry) -> set[int | None]:
     """The values that enter the module there in its calls; None for a call without that argument."""
+    if isinstance(entry, Inline):
+        return {value.place.parts[entry.part] for value in record.values if value.place and meets(value, module, entry)}
     argument = as_argument(module, 0) if isinstance(entry, Channels) else entry
     return {call_values(call).get(argument) for call in record.calls if call.module is module}
 
@@ -102,7 +116,7 @@ def call_values(call: Call) -> dict[Argument, int]:
     return {as_argument(call.module, given.key, given.item): given.value for given in call.given}
 
 
-def argument_entries(record: Record, join: Join, wanted: set[int]) -> Iterator[Entry]:
+def argument_entries(record: Record, join: Join, wanted: set[int]) -> Iterator[Found]:
     """Calls around the join that received one of the wanted values, innermost first."""
     for outer in record.call_of(join.result).outward():
         for given in outer.given:
@@ -118,7 +132,7 @@ def feeds(record: Record, value: int, target: int, call: Call) -> bool:
     return target == value or any(value in record.values[n].inputs for n in made_inside)
 
 
-def channel_entries(record: Record, join: Join) -> Iterator[Entry]:
+def channel_entries(record: Record, join: Join) -> Iterator[Found]:
     """The call that alone receives the concatenated features, as its first argument."""
     features = copies_of(record, join.result, COPIES)
     receiver, *others = receivers_of(record, features) or [None]
@@ -126,6 +140,25 @@ def channel_entries(record: Record, join: Join) -> Iterator[Entry]:
         return
     if call_values(receiver).get(as_argument(receiver.module, 0)) in features:
         yield receiver, join.channels
+
+
+def inline_entries(record: Record, join: Join) -> Iterator[Found]:
+    """The join itself, in the forward of the module that makes it."""
+    value, call = record.values[join.result], record.call_of(join.result)
+    if value.place is None:
+        return
+    copies = [n for n in (join.skip, *reversed(list(record.way_between(join.origin, join.skip)))) if n is not None]
+    (kind, ndim), joined = value.place.key, value.place.parts
+    part = next((joined.index(n) for n in copies if n in joined), None)
+    if part is not None:
+        yield call, Inline(kind, part, value.place.number, call.joins[kind, ndim], ndim)
+
+
+def meets(value: Value, module: nn.Module, entry: Inline) -> bool:
+    """Whether the value was made by that join of the module's forward."""
+    place, call = value.place, value.call
+    here = place is not None and call is not None and call.module is module
+    return here and place.key == (entry.kind, entry.ndim) and place.number == entry.number
 
 
 def copies_of(record: Record, result: int, operations: tuple[str, ...]) -> set[int]:
@@ -211,7 +244,7 @@ def normalises(module: nn.Module) -> bool:
     return is_norm(module) and not convolves
 
 
-def out_of_reach(record: Record, join: Join, entries: list[Entry]) -> ValueError:
+def out_of_reach(record: Record, join: Join, entries: list[Found]) -> ValueError:
     """An error that says why no hook reaches the skip, or why it cannot be at one of these entries."""
     if entries:
         consumer, entry = entries[0]
