@@ -85,7 +85,7 @@ UNKNOWN_PLACES = {
 
 
 @pytest.mark.parametrize("family", UNKNOWN, ids=str)
-def test_a_skip_enters_as_the_argument_it_is_given_by_else_as_channels_of_what_reads_the_join_else_there(
+def test_a_skip_enters_as_the_argument_it_is_given_by_else_as_channels_of_what_reads_the_join(
     family: Family,
 ) -> None:
     assert places(*family.tiny()) == UNKNOWN_PLACES[family.name]

@@ -207,7 +207,9 @@ def hunyuan_dit(model: Any) -> Iterator[Fields]:
     for i, block in enumerate(model.blocks):
         if block.skip_linear is not None:
             mix = base(block.skip_linear)
-            yield concatenated_tokens(block, f"blocks.{i}", mix.out_features, mix.in_features, "skip_norm", tokens)
+            yield concatenated_tokens(block, f"blocks.{i}", mix.out_features, mix.in_features, "skip_norm", tokens) | {
+                "varies": True
+            }
 
 
 def kandinsky3(model: Any) -> Iterator[Fields]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .inline import Interceptor, register
-from .site import Argument, Arguments, Channels, Inline, Keywords, SkipSite, argument_of, is_norm
+from .site import Arguments, Channels, Inline, Keywords, SkipSite, argument_of, is_norm
 
 NAME = "skip_scaling"
 

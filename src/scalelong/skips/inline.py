@@ -91,7 +91,7 @@ class JoinMode(TorchFunctionMode):
     def change(self, joined: Joined, entry: Inline, change: Callable[[Tensor], Tensor]) -> Joined:
         if self.training and is_checkpointed(self.frame):
             raise ValueError(
-                f"the forward of {type(self.module).__name__} joins a scaled skip ({entry}) in a function that it gives "
+                f"the forward of {type(self.module).__name__} joins a scaled skip ({entry}) in a function given "
                 "to torch.utils.checkpoint, which would repeat it later without the scaling. "
                 "Checkpoint a module instead, or join the skip outside of that function."
             )

@@ -135,6 +135,12 @@ class SkipSite:
     """Paths of the modules that first read the joined features (all of them, or none if unknown)."""
     joined: Channels | None = None
     """Where the skip lies in what the readers see; None if it was added, or changed before it was concatenated."""
+    last: int | None = None
+    """Number of feature channels of a skip that is added and has them in its last dimension, as tokens do."""
+    varies: bool = False
+    """True if the width follows the size of the input, such as the length of a sequence: no gate can weigh it."""
+    factor: float = 1.0
+    """The number by which the network itself multiplies the skip, such as 1/√2."""
 
     def __post_init__(self) -> None:
         if self.index < 1:
@@ -147,12 +153,12 @@ class SkipSite:
     @property
     def channels(self) -> int:
         """Number of feature channels: the width of a conv skip, the token width of a U-ViT skip."""
-        return len(self.joined) if self.joined is not None else self.width
+        return len(self.joined) if self.joined is not None else self.last or self.width
 
     @property
     def channel_dim(self) -> int:
         """The dimension of the skip that holds its feature channels."""
-        return self.joined.dim if self.joined is not None else 1
+        return self.joined.dim if self.joined is not None else -1 if self.last else 1
 
     def below(self, prefix: str) -> SkipSite:
         """The same site seen from a parent that holds the model under the name `prefix`."""
