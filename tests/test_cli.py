@@ -26,7 +26,7 @@ from scalelong.cli.inspect import inspect_model
 from scalelong.cli.loading import load_model
 from scalelong.models import UViT, preset_names
 from scalelong.models.presets import find_preset
-from scalelong.skips.site import attached_hooks
+from scalelong.skips.hooks import attached_hooks
 
 UNET = {
     "_class_name": "UNet2DModel",

@@ -19,8 +19,9 @@ from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..skips import Argument, SkipSite
+from ..skips.hooks import hooks_detached
 from ..skips.record import unchanged
-from ..skips.site import Arguments, Keywords, argument_of, hooks_detached
+from ..skips.site import Arguments, Keywords, argument_of
 
 Call = Callable[[Tensor], Tensor]
 

@@ -19,8 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..skips import Argument, Channels, SkipSite
 from ..skips.apply import scaled_networks
+from ..skips.hooks import NAME
 from ..skips.record import tensors_in, unchanged
-from ..skips.site import NAME, as_argument, forward_parameters
+from ..skips.site import as_argument, forward_parameters
 from .readings import Processes, Sums
 
 SIZE = 0.1

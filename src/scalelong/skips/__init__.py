@@ -5,13 +5,14 @@ from .block_outputs import scale_blocks, unscale_blocks
 from .families import find_skips
 from .methods import METHODS, SkipScaling, constant_coefficients
 from .readers import AbsorbedScalingWarning, surviving_share
-from .site import Argument, Channels, SkipSite
+from .site import Argument, Channels, Inline, SkipSite
 
 __all__ = [
     "METHODS",
     "AbsorbedScalingWarning",
     "Argument",
     "Channels",
+    "Inline",
     "SkipScaling",
     "SkipSite",
     "constant_coefficients",

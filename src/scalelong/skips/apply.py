@@ -16,21 +16,10 @@ import torch
 from torch import nn
 
 from .families import locate_skips, refuse_other_objects
+from .hooks import NAME, NormOutputHook, attached_hooks, detach_hooks, in_data_parallel, plan_hooks
 from .methods import METHODS, SkipScaling, innermost
 from .readers import Slice, foldable_slices, warn_if_absorbed
-from .site import (
-    NAME,
-    Argument,
-    Channels,
-    NormOutputHook,
-    SkipSite,
-    as_argument,
-    attached_hooks,
-    detach_hooks,
-    in_data_parallel,
-    is_norm,
-    plan_hooks,
-)
+from .site import Argument, Channels, SkipSite, as_argument, is_norm
 from .trace import ExampleInputs
 
 Model = TypeVar("Model", bound=nn.Module)

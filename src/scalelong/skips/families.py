@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from .site import Argument, Channels, SkipSite, forward_parameters, hooks_detached, is_norm, number_from_innermost
+from .hooks import hooks_detached
+from .site import Argument, Channels, SkipSite, forward_parameters, is_norm, number_from_innermost
 from .trace import ExampleInputs, trace_skips
 
 logger = logging.getLogger(__name__)
@@ -206,7 +207,9 @@ def hunyuan_dit(model: Any) -> Iterator[Fields]:
     for i, block in enumerate(model.blocks):
         if block.skip_linear is not None:
             mix = base(block.skip_linear)
-            yield concatenated_tokens(block, f"blocks.{i}", mix.out_features, mix.in_features, "skip_norm", tokens)
+            yield concatenated_tokens(block, f"blocks.{i}", mix.out_features, mix.in_features, "skip_norm", tokens) | {
+                "varies": True
+            }
 
 
 def kandinsky3(model: Any) -> Iterator[Fields]:
