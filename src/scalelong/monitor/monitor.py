@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..skips import SkipSite
 from ..skips.apply import choose_sites, compiled_elsewhere, scaled_networks
-from ..skips.families import refuse_other_objects
+from ..skips.find import refuse_other_objects
 from ..skips.hooks import attached_hooks
 from ..skips.trace import ExampleInputs
 from .hooks import SkipHooks, output_change

@@ -2,7 +2,7 @@
 
 from .apply import fuse_skips, scale_skips, unscale_skips
 from .block_outputs import scale_blocks, unscale_blocks
-from .families import find_skips
+from .find import find_skips
 from .methods import METHODS, SkipScaling, constant_coefficients
 from .readers import AbsorbedScalingWarning, surviving_share
 from .site import Argument, Channels, Inline, SkipSite

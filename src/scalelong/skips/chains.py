@@ -24,7 +24,14 @@ def nested_joins(record: Record, joins: list[Join]) -> Chain:
         return best_chain(record, sums, at_least=2)
     # A sum within the innermost skip's trunk may be that of a residual block, unless the trunk goes down and up in it.
     inner = [join for join in sums if goes_down(record, join) and encloses(record, chain[0], join)]
-    return longest_chain(record, inner) + chain
+    chain = longest_chain(record, inner) + chain
+    return (*twins_of(record, concatenations, chain[0]), *chain)
+
+
+def twins_of(record: Record, joins: list[Join], innermost: Join) -> list[Join]:
+    """The earlier join of the tensor that the innermost one joins, if it was put twice onto the stack of skips."""
+    earlier = (join for join in joins if join.source == innermost.source and join.result != innermost.result)
+    return [join for join in earlier if record.depends(innermost.trunk, on=join.result)]
 
 
 def drop_reused(record: Record, joins: list[Join]) -> list[Join]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 from .chains import Chain, best_chain, has_weights, nested_joins
 from .discover import Join, all_joins, joined_with_itself
 from .record import Record
+
+logger = logging.getLogger(__name__)
 
 
 def long_skips(record: Record) -> list[Join]:
@@ -14,12 +17,15 @@ def long_skips(record: Record) -> list[Join]:
 
     Left out are joins of the raw input, and one residual sum around the whole network.
     """
-    joins = [join for join in all_joins(record) if record.is_used(join.result)]
+    used = [join for join in all_joins(record) if record.is_used(join.result)]
+    joins = [join for join in used if not is_raw_input(record, join)]
     chain = nested_joins(record, joins)
     if not chain:
         return []
     past = [join for join in joins if join in chain or reaches_past(record, join, chain[0])]
-    past = [join for join in past if join in chain or not is_raw_input(record, join)]
+    again = [join for join in used if join not in joins and reaches_past(record, join, chain[0])]
+    if len(again) > 1:
+        logger.warning("the raw input is joined %d times and not scaled: %s", len(again), describe_all(record, again))
     found = [join for join in past if not is_residual_around(record, join, past, chain)]
     found = sorted([*found, *met_in_the_middle(record, found, chain[0])], key=lambda join: (join.result, -join.origin))
     refuse_second_network(record, joins, found, chain)
@@ -33,12 +39,11 @@ def reaches_past(record: Record, join: Join, innermost: Join) -> bool:
 
 
 def is_raw_input(record: Record, join: Join) -> bool:
-    """Whether the skip is an input of the model, at most resized, or a sum with what was made of one."""
+    """Whether the skip is an input of the model, at most resized, or a sum with what was made of the input."""
     if record.values[join.origin].operation != "input":
         return False
-    way = list(record.way_between(join.origin, join.skip))
-    weighted = any(has_weights(record.call_of(number).module) for number in way)
-    return join.channels is None or not weighted
+    way = record.way_between(join.origin, join.skip)
+    return join.channels is None or not any(has_weights(record.call_of(number).module) for number in way)
 
 
 def is_residual_around(record: Record, join: Join, others: list[Join], chain: Chain) -> bool:
@@ -68,7 +73,7 @@ def refuse_second_network(record: Record, joins: list[Join], found: list[Join], 
     calls = {record.call_of(join.result) for join in found}
     # A second pass through the same modules is scaled like the first.
     modules = {call.module for call in calls}
-    others = [join for join in joins if join not in found and not is_raw_input(record, join)]
+    others = [join for join in joins if join not in found]
     others = [join for join in others if chain[-1].scope not in list(join.scope.outward())[1:]]
     others = [join for join in others if (call := record.call_of(join.result)) in calls or call.module not in modules]
     same_kind = [join for join in others if (join.channels is None) == (chain[-1].channels is None)]

@@ -170,6 +170,17 @@ def attached_hooks(model: nn.Module) -> Iterator[tuple[nn.Module, SkipHook]]:
             yield module, hook
 
 
+def adopt_hooks(network: nn.Module) -> None:
+    """Make the hooks that use the network's scaling its own.
+
+    Classes that rebuild themselves when they are copied, as EDM's do, leave them with a network that no longer exists.
+    """
+    scalings = set(network._modules[NAME].modules()) if network._modules.get(NAME) is not None else set()
+    for _, hook in attached_hooks(network):
+        if hook.module in scalings:
+            hook.reference = weakref.ref(network)
+
+
 def detach_hooks(model: nn.Module, kind: type[NetworkHook] = SkipHook) -> None:
     """Remove every hook of one kind at or below `model`."""
     # Found by type rather than through stored handles, which a deep copy or a pickle would leave behind.

@@ -34,6 +34,12 @@ def trace_skips(model: nn.Module, example_inputs: ExampleInputs) -> list[SkipSit
     mode without gradients; it and the random state are left as they were. Raises if some of the skips, but not all of
     them, can be scaled.
     """
+    record = record_pass(model, example_inputs)
+    found = reachable(record, long_skips(record))
+    return number_from_innermost([site_of(record, join, *entry) for join, entry in found])
+
+
+def record_pass(model: nn.Module, example_inputs: ExampleInputs) -> Record:
     if not isinstance(example_inputs, (Tensor, tuple, list, Mapping)):
         raise ValueError(
             f"example_inputs is a {type(example_inputs).__name__}. "
@@ -41,9 +47,18 @@ def trace_skips(model: nn.Module, example_inputs: ExampleInputs) -> list[SkipSit
         )
     args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     by_name = isinstance(example_inputs, Mapping)
-    record = record_forward(model, () if by_name else args, example_inputs if by_name else {})
-    found = reachable(record, long_skips(record))
-    return number_from_innermost([site_of(record, join, *entry) for join, entry in found])
+    return record_forward(model, () if by_name else args, example_inputs if by_name else {})
+
+
+def refuse_uncalled(model: nn.Module, sites: Sequence[SkipSite], example_inputs: ExampleInputs) -> None:
+    """Raise if a forward pass never calls a module through which a skip should enter, where no hook would run."""
+    called = {call.module for call in record_pass(model, example_inputs).calls}
+    for site in sites:
+        if model.get_submodule(site.consumer) not in called:
+            raise ValueError(
+                f"skip {site.index} should enter {site.consumer!r}, but a forward pass never calls that module. "
+                "Pass sites=[SkipSite(...)] with the module that is called instead; see docs/models.md."
+            )
 
 
 def reachable(record: Record, joins: list[Join]) -> list[tuple[Join, Found]]:
