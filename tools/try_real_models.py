@@ -1,10 +1,11 @@
 """Try scaling on public networks that others wrote, each against an oracle of its own, and write the table of the docs.
 
-python tools/try_real_models.py --repos DIR                     # every network of tools/real_models/networks.yaml
-python tools/try_real_models.py --repos DIR --only UViT EDM     # those whose name or repository contains one of these
-python tools/try_real_models.py --repos DIR --write             # and write docs/models.md and a JSON of the results
+python tools/try_real_models.py --repos DIR                   # every network of tools/real_models/networks.yaml
+python tools/try_real_models.py --repos DIR --only UViT edm   # those whose name or repository contains one of these
+python tools/try_real_models.py --repos DIR --write           # also write the table of docs/models.md, and results.json
 
-DIR holds checkouts that you made, as `owner+name`, `owner/name` or `name`. None of their code is part of this project.
+DIR holds checkouts that you made, as `owner+name`, `owner/name` or `name`, at the commits of the list; `pypi:` networks
+come from installed packages. None of their code is part of this project. What cannot be had is marked so and not counted.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ NETWORKS = ROOT / "tools" / "real_models" / "networks.yaml"
 RESULTS = ROOT / "tools" / "real_models" / "results.json"
 PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- real models -->", "<!-- end of real models -->"
-TIMEOUT = 300
+SECONDS = 900
+
+Entry = dict[str, Any]
 
 
 def main() -> None:
     options = arguments()
     entries = chosen(yaml.safe_load(options.networks.read_text()), options.only)
+    outcomes: list[Entry] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = []
         for outcome in pool.map(lambda entry: outcome_of(entry, options.repos, options.check), entries):
-            print(row(outcome), flush=True)
             outcomes.append(outcome)
+            print(row(outcome), flush=True)
     print(summary(outcomes))
     if options.results is not None or options.write:
         (options.results or RESULTS).write_text(json.dumps(outcomes, indent=1, ensure_ascii=False) + "\n")
@@ -49,57 +52,45 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repos", type=Path, help="the folder of your checkouts; packages from PyPI need none")
-    parser.add_argument(
-        "--only", nargs="*", default=[], metavar="NAME", help="only networks with this in their name or repository"
-    )
-    parser.add_argument("--networks", type=Path, default=NETWORKS, help="the list of networks")
-    parser.add_argument("--results", type=Path, help="write the results as JSON to this file")
-    parser.add_argument(
-        "--write", action="store_true", help="write the table of docs/models.md, and the JSON beside the list"
-    )
-    parser.add_argument("--check", action="store_true", help="only build the networks and check the joins of the list")
-    parser.add_argument("--jobs", type=int, default=1, help="networks tried at a time")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--repos", type=Path, metavar="DIR", help="the folder of your checkouts; packages from PyPI need none")
+    add("--only", nargs="*", default=[], metavar="NAME", help="only networks with this in their name or repository")
+    add("--networks", type=Path, default=NETWORKS, metavar="YAML", help="the list of networks")
+    add("--results", type=Path, metavar="JSON", help="write the results to this file")
+    add("--write", action="store_true", help="write the table of docs/models.md, and the results beside the list")
+    add("--check", action="store_true", help="only build the networks and check the joins of the list")
+    add("--jobs", type=int, default=1, metavar="N", help="networks tried at a time")
     return parser.parse_args()
 
 
-def chosen(entries: list[dict[str, Any]], only: list[str]) -> list[dict[str, Any]]:
-    if not only:
-        return entries
-    texts = [(entry, f"{entry['name']} {entry['repository']}".lower()) for entry in entries]
-    return [entry for entry, text in texts if any(part.lower() in text for part in only)]
+def chosen(entries: list[Entry], only: list[str]) -> list[Entry]:
+    texts = [f"{entry['name']} {entry['repository']}".lower() for entry in entries]
+    wanted = [not only or any(part.lower() in text for part in only) for text in texts]
+    return [entry for entry, take in zip(entries, wanted, strict=True) if take]
 
 
-def outcome_of(entry: dict[str, Any], repos: Path | None, check: bool = False) -> dict[str, Any]:
+def outcome_of(entry: Entry, repos: Path | None, check: bool = False) -> Entry:
     """What became of the network, tried in a process of its own: checkouts share names such as `models`."""
+    known = {key: entry[key] for key in ("name", "repository", "commit", "heldout", "first", "note") if key in entry}
     if (why := cannot_be_had(entry, repos)) is not None:
-        return {
-            "name": entry["name"],
-            "repository": entry["repository"],
-            "verdict": "not had",
-            "reason": why,
-        } | held_out(entry)
-    request = json.dumps({"entry": entry, "repos": None if repos is None else str(repos), "check": check})
+        return known | {"verdict": "not had", "reason": why}
+    request = {"entry": entry, "repos": None if repos is None else str(repos.resolve()), "check": check}
     command = [sys.executable, "-m", "real_models.trial"]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": SECONDS, "cwd": ROOT / "tools"}
     try:
-        done = subprocess.run(
-            command, input=request, capture_output=True, text=True, timeout=TIMEOUT, cwd=ROOT / "tools"
-        )
+        done = subprocess.run(command, input=json.dumps(request), **options)
         outcome = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
-        reason = "took too long" if isinstance(error, subprocess.TimeoutExpired) else f"ended: {done.stderr[-300:]}"
-        outcome = {"name": entry["name"], "repository": entry["repository"], "verdict": "broken", "reason": reason}
+    except subprocess.TimeoutExpired:
+        return known | {"verdict": "broken", "reason": f"not done after {SECONDS} s"}
+    except json.JSONDecodeError:
+        return known | {"verdict": "broken", "reason": done.stderr[-300:]}
     if outcome["verdict"] == "refused" and "refusal" in entry:
-        outcome["verdict"] = "rightly refused"
-    return outcome | held_out(entry)
+        outcome |= {"verdict": "rightly refused", "said": outcome["reason"], "reason": entry["refusal"]}
+    return known | outcome
 
 
-def held_out(entry: dict[str, Any]) -> dict[str, Any]:
-    return {"heldout": entry["heldout"]} if "heldout" in entry else {}
-
-
-def cannot_be_had(entry: dict[str, Any], repos: Path | None) -> str | None:
+def cannot_be_had(entry: Entry, repos: Path | None) -> str | None:
     """Why the network is not here, in the version of the list; None if it is."""
     source, wanted = entry["repository"], str(entry["commit"])
     if source.startswith("pypi:"):
@@ -111,35 +102,56 @@ def cannot_be_had(entry: dict[str, Any], repos: Path | None) -> str | None:
     folder = None if repos is None else folder_of(source, repos)
     if folder is None:
         return "no checkout"
-    head = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
+    git = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    head = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     return None if head == wanted else f"the checkout is at {head[:10] or 'no commit'}, not {wanted[:10]}"
 
 
-def row(outcome: dict[str, Any]) -> str:
+def row(outcome: Entry) -> str:
     """The network's line of the table."""
-    name = outcome["name"] + (" ¹" if "heldout" in outcome else "")
-    found = f"{outcome.get('found', 0)} of {outcome.get('expected', '?')}"
-    exact = outcome.get("exact", {})
-    bits = "to the bit" if outcome["verdict"] == "right" and all(exact.values()) else ""
-    return f"| {name} | {outcome['repository']} | {found} | {outcome.get('how', '')} | {outcome['verdict']} {bits or outcome.get('reason', '')[:300]} | {outcome.get('folds', '')[:60]} |"
+    source, commit = outcome["repository"], str(outcome["commit"])
+    where = f"{source.removeprefix('pypi:')} {commit}" if source.startswith("pypi:") else f"{source} @ {commit[:7]}"
+    cells = [outcome["name"] + (" ¹" if "heldout" in outcome else ""), where, found(outcome), result(outcome)]
+    folds = outcome.get("folds", "")
+    return f"| {' | '.join([*cells, 'no' if folds.startswith('no') else folds])} |"
 
 
-def summary(outcomes: list[dict[str, Any]]) -> str:
+def found(outcome: Entry) -> str:
+    if not outcome.get("expected"):
+        return "none" if "expected" in outcome else ""
+    how = f", {outcome['how']}" if outcome["found"] else ""
+    return f"{outcome['found']} of {outcome['expected']}{how}"
+
+
+def result(outcome: Entry) -> str:
+    verdict = outcome["verdict"]
+    if verdict == "right":
+        return "right, to the bit" if all(outcome["exact"].values()) else "right"
+    return f"{verdict}: {' '.join(outcome['reason'].split())[:200]}" if outcome.get("reason") else verdict
+
+
+def summary(outcomes: list[Entry]) -> str:
     counts = Counter(outcome["verdict"] for outcome in outcomes)
-    tried = sum(counts.values()) - counts["not had"]
+    tried = len(outcomes) - counts["not had"]
     return f"{tried} tried: " + ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 
 
-def write_page(page: Path, outcomes: list[dict[str, Any]]) -> None:
+def write_page(page: Path, outcomes: list[Entry]) -> None:
+    """Put the table between its comments in the page."""
     before, rest = page.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    page.write_text(f"{before}{BEGIN}\n{table(outcomes)}\n{END}{after}")
+    page.write_text(f"{before}{BEGIN}\n\n{table(outcomes)}\n\n{END}{after}")
 
 
-def table(outcomes: list[dict[str, Any]]) -> str:
-    return "\n".join(row(outcome) for outcome in outcomes)
+def table(outcomes: list[Entry]) -> str:
+    head = ["| network | version | skips found | result | a constant folds |", "| --- | --- | --- | --- | --- |"]
+    held = [outcome for outcome in outcomes if "heldout" in outcome]
+    first = Counter(outcome.get("first", "not recorded") for outcome in held)
+    parts = [f"{summary(outcomes)}.", "\n".join([*head, *map(row, outcomes)])]
+    if held:
+        told = ", ".join(f"{number} {verdict}" for verdict, number in first.most_common())
+        parts.append(f"¹ Held out: written down before it was tried. The first results of these {len(held)}: {told}.")
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":

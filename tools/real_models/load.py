@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 def load(description: Any) -> Any:
     """What a description in the list of networks stands for: `{new: module:Class, arguments: …}`, a tensor, or itself.
 
-    Tensors are `normal 2 3 8 8`, `uniform 2`, `ones 2 4`, `complex 2 3 8 8` and `integers 1000 2` (below 1000, shape (2,)).
+    Tensors are `normal 2 3 8 8`, `uniform 2`, `ones 2 4`, `complex 2 3 8 8`, and `integers 1000 2` (below 1000).
     """
     if isinstance(description, dict):
         if "new" in description:
@@ -74,7 +75,7 @@ def with_placeholders(make: Callable[[], Any]) -> Any:
             return make()
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
-            if not missing or missing in Placeholders.names:
+            if not missing or importlib.util.find_spec(missing) is not None:
                 raise
             Placeholders.names.append(missing)
             importlib.invalidate_caches()

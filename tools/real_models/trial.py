@@ -64,13 +64,13 @@ def attempt(entry: dict[str, Any], repos: Path | None, check: bool = False) -> O
             prepare_imports(folder, entry.get("paths", []))
         set_up(entry.get("settings", {}))
         trial = Trial(entry, outcome)
+        trial.check_the_oracle()
     except Exception as error:
         return failed(outcome, "broken", error)
+    if check:
+        outcome.verdict = "checked"
+        return outcome
     try:
-        trial.check_the_oracle()
-        if check:
-            outcome.verdict = "checked"
-            return outcome
         trial.run_all()
     except Broken as error:
         return failed(outcome, "broken", error)
@@ -84,7 +84,7 @@ def attempt(entry: dict[str, Any], repos: Path | None, check: bool = False) -> O
 def failed(outcome: Outcome, verdict: str, error: BaseException) -> Outcome:
     traceback.print_exception(error, file=sys.stderr)
     partial = verdict == "wrong" and 0 < outcome.found < outcome.expected
-    kind = "" if isinstance(error, (Wrong, Broken)) or verdict == "refused" else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, (Wrong, Broken, ValueError)) else f"{type(error).__name__}: "
     outcome.verdict, outcome.reason = "partial" if partial else verdict, f"{kind}{error}"
     return outcome
 
