@@ -123,7 +123,8 @@ def inspect_model(model: nn.Module, method: str, *, where: str = "input", **opti
         unscale_skips(scale_skips(model, method if scaling is None else scaling, where=where))
     coefficients = [None] * len(sites) if constants is None else constants.tolist()
     skips = [inspect_skip(model, site, kappa, where) for site, kappa in zip(sites, coefficients, strict=True)]
-    total = None if constants is None else constants.square().sum().item()
+    own = torch.tensor([site.factor for site in sites])
+    total = None if constants is None else (constants.cpu() * own).square().sum().item()
     cautions = [*absorption_cautions(skips), *eps_cautions(skips), *fp16_cautions(skips)]
     name = type(model).__name__
     return Inspection(name, parameters, len(sites), method, options, where, added, total, skips, cautions)

@@ -78,7 +78,8 @@ def refuse_second_network(record: Record, joins: list[Join], found: list[Join], 
     others = [join for join in others if (call := record.call_of(join.result)) in calls or call.module not in modules]
     same_kind = [join for join in others if (join.channels is None) == (chain[-1].channels is None)]
     second = best_chain(record, same_kind, at_least=2)
-    if second:
+    # One concatenation of what several decoder blocks put out is no network.
+    if len({join.result for join in second}) > 1:
         raise ValueError(
             f"there are two networks with long skips: one with {describe_all(record, chain)}, another with "
             f"{describe_all(record, second)}. Scale each by itself, or say which skips by sites=[SkipSite(...)]."

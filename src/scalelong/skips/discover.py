@@ -51,7 +51,7 @@ def make_join(record: Record, part: Part, origin: int, trunk: int, result: int) 
     first = next(record.way_between(origin, trunk), origin)
     scope = next(outer for outer in record.call_of(result).outward() if outer.start <= first)
     return Join(
-        origin, part.value, trunk, result, part.channels, scope, part.index, source_of(record, part.value, origin)
+        origin, part.value, trunk, result, part.channels, scope, part.number, source_of(record, part.value, origin)
     )
 
 
@@ -61,7 +61,7 @@ def joined_with_itself(record: Record, like: Join) -> Iterator[Join]:
     for result, value in enumerate(record.values):
         alone = len({part.value for part in value.parts}) == 1 and len(value.parts) == parts > 1
         if alone and type(record.call_of(result).module) is kind:
-            part = next(part for part in value.parts if part.index == like.part)
+            part = next(part for part in value.parts if part.number == like.part)
             yield make_join(record, part, part.value, part.value, result)
 
 

@@ -78,8 +78,9 @@ def inline_entries(record: Record, join: Join) -> Iterator[Found]:
 def meets(value: Value, module: nn.Module, entry: Inline) -> bool:
     """Whether the value was made by that join of the module's forward."""
     place, call = value.place, value.call
-    here = place is not None and call is not None and call.module is module
-    return here and place.key == (entry.kind, entry.ndim) and place.number == entry.number
+    if place is None or call is None or call.module is not module:
+        return False
+    return place.key == (entry.kind, entry.ndim) and place.number == entry.number
 
 
 def out_of_reach(record: Record, join: Join, entries: list[Found]) -> ValueError:

@@ -110,7 +110,7 @@ class NormOutputHook(SkipHook):
 class InlineHook(SkipHook, Interceptor):
     """Forward pre-hook and forward hook: multiplies a skip that the module's own forward joins, at the join."""
 
-    def __init__(self, network: nn.Module, scaling: nn.Module, site: SkipSite, entry: Inline, reads: nn.Module) -> None:
+    def __init__(self, network: nn.Module, scaling: nn.Module, site: SkipSite, entry: Any, reads: nn.Module) -> None:
         NetworkHook.__init__(self, network, NAME, scaling)
         self.site, self.entry, self.channels = site, entry, None
         self.preserved = []
@@ -149,7 +149,7 @@ def plan_hooks(model: nn.Module, site: SkipSite, scaling: nn.Module, where: str)
     nothing_absorbs = bool(site.readers) and not any(is_norm(model.get_submodule(path)) for path in site.readers)
     if where == "input" or nothing_absorbs:
         module = model.get_submodule(site.consumer)
-        kind = InlineHook if isinstance(site.entry, Inline) else SkipHook
+        kind: type[SkipHook] = InlineHook if isinstance(site.entry, Inline) else SkipHook
         return [(module, kind(model, scaling, site, site.entry, module))]
     if site.joined is None or not site.readers:
         raise ValueError(
@@ -175,7 +175,8 @@ def adopt_hooks(network: nn.Module) -> None:
 
     Classes that rebuild themselves when they are copied, as EDM's do, leave them with a network that no longer exists.
     """
-    scalings = set(network._modules[NAME].modules()) if network._modules.get(NAME) is not None else set()
+    held = network._modules.get(NAME)
+    scalings = set() if held is None else set(held.modules())
     for _, hook in attached_hooks(network):
         if hook.module in scalings:
             hook.reference = weakref.ref(network)

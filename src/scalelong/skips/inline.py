@@ -167,7 +167,8 @@ def under_compile() -> bool:
     """Whether the call is compiled, or is part of one that is and fell back to Python here."""
     if torch.compiler.is_compiling():
         return True
-    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()
+    dynamo: Any = torch._C._dynamo  # type: ignore[attr-defined]
+    callback = getattr(dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()
     return callable(callback)
 
 

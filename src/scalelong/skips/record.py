@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
     value: int
     channels: Channels | None
-    index: int
+    number: int
 
 
 Parts = tuple[Part, ...]
@@ -154,8 +154,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = [self.numbers[tensor] for tensor in tensors_in((args, kwargs)) if tensor in self.numbers]
         operation = func.overloadpacket.__name__
-        about: Keywords = {"order": order_of(operation, args), "factor": factor_of(operation, args)}
-        about["kept"] = self.parts_kept(*args) if operation == "slice" else ()
+        kept = self.parts_kept(*args) if operation == "slice" else ()
+        about: Keywords = {"order": order_of(operation, args), "factor": factor_of(operation, args), "kept": kept}
         parts = self.parts_of(operation, args, kwargs)
         output = func(*args, **kwargs)
         # What depends on no input of the model (positions, masks …) is a constant and gets no number.
@@ -208,11 +208,11 @@ class Recorder(TorchDispatchMode):
             start += width
 
     def parts_kept(
-        self, joined: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, *_: Any
+        self, joined: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, *step: int
     ) -> Dims:
         """The joined values that a slice of a concatenation keeps; empty for a slice of anything else."""
         parts = self.record.values[self.numbers[joined]].parts if joined in self.numbers else ()
-        first, last, _ = slice(start, end).indices(joined.shape[dim])
+        first, last, _ = slice(start, end, *step).indices(joined.shape[dim])
         along = [part for part in parts if part.channels and (part.channels.dim - dim) % joined.ndim == 0]
         return tuple(part.value for part in along if part.channels.start < last and first < part.channels.stop)
 
