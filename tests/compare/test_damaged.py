@@ -61,7 +61,7 @@ def test_a_comparison_json_of_before_has_no_checksum_and_is_compared_by_its_sett
     del content["sha256"]
     (out / FILE).write_text(json.dumps(content))
     check_plan(out, PLAN)
-    del content["arms"][0]["config"]["sampling"]  # As before there were such keys.
+    del content["arms"][0]["config"]["sampling"]["variance"]  # As before there was such a key.
     (out / FILE).write_text(json.dumps(content))
     check_plan(out, PLAN)
     content["arms"][0]["config"]["optim"]["lr"] = 1.0

@@ -1,4 +1,4 @@
-"""Settings and log of a run are bound to its checkpoints: what was changed or lost since is never taken for the run's."""
+"""Settings and log of a run are bound to its checkpoints: what was changed or lost since is never its own."""
 
 from __future__ import annotations
 
