@@ -228,7 +228,8 @@ def check_plan(folder: Path, plan: Plan) -> dict[str, Any]:
     for arm in before["arms"]:
         if arm["id"] not in arms:
             raise PlanError(f"{folder} holds a comparison with {arm['id']}, which is not asked for now{HINT}")
-        old, new = flatten(arm["config"]), arms[arm["id"]]
+        # Keys that are newer than the folder have their defaults.
+        old, new = flatten(Config.model_validate(arm["config"]).model_dump(mode="json")), arms[arm["id"]]
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         if changed := ", ".join(f"{key} {old.get(key)} → {new.get(key)}" for key in keys[:4]):
             raise PlanError(f"{folder} holds a comparison with other settings of {arm['id']} ({changed}){HINT}")

@@ -248,7 +248,9 @@ def find_resume_point(run: Run, config: Config, resume: str | Path = "auto") -> 
 def check_same_run(run: Run, config: Config) -> None:
     """Raise if the folder's run has settings that change what a step computes."""
     before, now = flatten(run.config().model_dump(mode="json")), flatten(config.model_dump(mode="json"))
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in MAY_DIFFER]
+    # A learning rate that falls until the last step depends on which that is.
+    free = MAY_DIFFER if config.optim.schedule == "constant" else MAY_DIFFER - {"training.steps"}
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in free]
     if changed:
         shown = ", ".join(f"{key} {before.get(key)} → {now.get(key)}" for key in changed[:4])
         raise RunError(
