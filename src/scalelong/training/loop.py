@@ -138,7 +138,8 @@ class Trainer:
         if step % config.training.log_every == 0 or last:
             lr = learning_rate(config.optim, step - 1, config.training.steps)
             self.logger.log(step, loss=self.state.take_mean_loss(), lr=lr, grad_norm=decision.grad_norm)
-        validation_loss = self.validate() if self.is_due(config.training.validate_every) else None
+        validation_loss = self.validate() if (validated := self.is_due(config.training.validate_every)) else None
+        self.stopping |= validated and self.parallel.any_rank(self.logger.display.ends)
         # Before what takes long or may fail, so that neither costs the steps since the last checkpoint.
         saved = last or self.stopping or self.checkpoint_is_due()
         if saved:
