@@ -149,7 +149,7 @@ class ChannelsLast(nn.Module):
 
 
 class NestedSkips(nn.Module):
-    """UNet++: every level's features go through blocks that join those of the level below, on the way to the decoder."""
+    """UNet++: on their way to the decoder a level's features go through blocks that join those below."""
 
     def __init__(self, inline: bool) -> None:
         super().__init__()

@@ -112,9 +112,7 @@ def test_a_join_in_a_checkpointed_function_is_refused_in_training(reentrant: boo
     model, x = CheckpointedJoin(), picture()
     model.reentrant = reentrant
     scale_skips(model, "cs", example_inputs=x)
-    with pytest.raises(
-        ValueError, match="joins a scaled skip .* in a function given to torch.utils.checkpoint"
-    ):
+    with pytest.raises(ValueError, match="joins a scaled skip .* in a function given to torch.utils.checkpoint"):
         model(x)
 
 

@@ -23,7 +23,7 @@ def nested_joins(record: Record, joins: list[Join]) -> Chain:
     if not chain:
         return best_chain(record, sums, at_least=2)
     # A sum within the innermost skip's trunk may be that of a residual block, unless the trunk goes down and up in it.
-    inner = [join for join in sums if goes_down(record, join) and encloses(record, chain[0], join)]
+    inner = [join for join in sums if encloses(record, chain[0], join) and goes_down(record, join)]
     chain = longest_chain(record, inner) + chain
     return (*twins_of(record, concatenations, chain[0]), *chain)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
-from .chains import Chain, best_chain, has_weights, nested_joins
+from .chains import Chain, best_chain, nested_joins
 from .discover import Join, all_joins, joined_with_itself
 from .record import Record
+
+PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +42,14 @@ def reaches_past(record: Record, join: Join, innermost: Join) -> bool:
 
 def is_raw_input(record: Record, join: Join) -> bool:
     """Whether the skip is an input of the model, at most resized, or a sum with what was made of the input."""
-    if record.values[join.origin].operation != "input":
+    if is_learned(record, record.lineage(join.origin)):
         return False
-    way = record.way_between(join.origin, join.skip)
-    return join.channels is None or not any(has_weights(record.call_of(number).module) for number in way)
+    return join.channels is None or not is_learned(record, record.lineage(join.skip))
+
+
+def is_learned(record: Record, values: int) -> bool:
+    """Whether one of the values, a bit mask, comes out of a layer that multiplies by weights."""
+    return any(values >> n & 1 and value.operation in PRODUCTS for n, value in enumerate(record.values))
 
 
 def is_residual_around(record: Record, join: Join, others: list[Join], chain: Chain) -> bool:

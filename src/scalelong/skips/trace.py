@@ -22,7 +22,7 @@ from .reading import (
     readers_of,
 )
 from .record import Call, Record, record_forward
-from .site import Argument, Entry, SkipSite, is_norm, number_from_innermost
+from .site import Argument, Entry, Inline, SkipSite, is_norm, number_from_innermost
 
 ExampleInputs = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -114,6 +114,9 @@ def site_of(record: Record, join: Join, consumer: Any, entry: Any) -> dict[str, 
     unchanged = arrives_unchanged(record, value, join)
     alone = not isinstance(entry, Argument) or only_joined(record, consumer, value, join)
     readers = readers_of(record, join, reading) if unchanged and alone else []
+    # What joins inline may pass the result to a module that it also calls with others.
+    if isinstance(entry, Inline) and any(call.module in readers and call not in reading for call in record.calls):
+        readers = []
     joined = join.channels if unchanged else None
     last = channels_last(record, value) if joined is None else None
     return {
