@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -68,16 +67,15 @@ def imported(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def with_placeholders(make: Callable[[], Any]) -> Any:
-    """What `make` makes; a package that it imports and that is not installed is replaced by a placeholder."""
+def with_placeholders(make: Callable[[], Any], own: str) -> Any:
+    """What `make` makes; a module that it imports, other than its own, and that is not there gets a placeholder."""
     for _ in range(40):
         try:
             return make()
         except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if not missing or importlib.util.find_spec(missing) is not None:
+            if not error.name or error.name == own or error.name in Placeholders.names:
                 raise
-            Placeholders.names.append(missing)
+            Placeholders.names.append(error.name)
             importlib.invalidate_caches()
     raise ImportError(f"too many packages are missing: {', '.join(Placeholders.names)}")
 
@@ -87,7 +85,7 @@ def set_up(settings: dict[str, Any]) -> None:
     for target, value in settings.items():
         module, _, names = target.partition(":")
         *holders, name = names.split(".")
-        holder = with_placeholders(lambda module=module: imported(module))
+        holder = with_placeholders(lambda module=module: imported(module), module)
         for part in holders:
             holder = getattr(holder, part)
         setattr(holder, name, load(value))
@@ -151,7 +149,7 @@ class Placeholders:
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] not in cls.names:
+        if not any(f"{name}.".startswith(f"{missing}.") for missing in cls.names):
             return None
         return importlib.machinery.ModuleSpec(name, cls(), is_package=True)
 

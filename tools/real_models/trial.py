@@ -119,7 +119,7 @@ class Trial:
             raise Broken("the network's own output is not finite")
 
     def built(self) -> nn.Module:
-        network = with_placeholders(self.seeded_build).eval()
+        network = with_placeholders(self.seeded_build, self.entry["new"].partition(":")[0]).eval()
         wake(network, fill=self.entry.get("fill", False))
         return network
 
