@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 import os
 import select
@@ -25,6 +25,7 @@ from ..evaluation import evaluate_run
 from ..evaluation.results import FILE as EVALUATIONS
 from ..evaluation.results import Evaluation, read_evaluations
 from ..guard.nonfinite import TrainingDiverged
+from ..monitor.readings import with_nulls
 from ..runs import Run, read_metrics
 from ..runs.model import load_network
 from ..training import Display, train
@@ -32,11 +33,12 @@ from ..training.logger import Silent
 from ..training.loss import open_validation
 from ..training.parallel import Parallel
 from ..training.samples import save_samples
-from ..utils.atomic import locked
+from ..utils.atomic import Damaged, locked, read_json, write_signed
 from ..utils.runtime import keyed_generator
 from .failure import Cause, Reference, cause_of_failure, has_clearly_failed
-from .grid import write_json
 from .reference import reference_of
+
+logger = logging.getLogger(__name__)
 
 FILE = "outcome.json"
 STOPPED = 128 + signal.SIGTERM  # The exit code of a run that was told to stop, and has saved.
@@ -116,7 +118,7 @@ def train_and_measure(folder: Path, config: Config, display: Display | None = No
         evaluate_last_step(folder, config)
     else:
         sample_where_it_ended(folder, config)
-    write_json(folder / FILE, asdict(outcome))
+    write_signed(folder / FILE, with_nulls(asdict(outcome)))
     return outcome
 
 
@@ -201,7 +203,8 @@ def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:
     if not (folder / EVALUATIONS).is_file():
         return []
     # The recipe names a network, a network with its weights, or the path of a file, which is called by its name.
-    names = {wanted.network, wanted.network.partition(":")[0], Path(wanted.network).name}
+    kind, _, file = wanted.network.partition(":")
+    names = {wanted.network, kind, Path(file or kind).name}
     # A run's own evaluations begin with image 0; others were made by hand.
     own = [one for one in read_evaluations(folder) if one.seed == 0 and one.fingerprint.get("network") in names]
     return [one for one in own if one.fingerprint.get("images") == wanted.images and distance_of(one)]
@@ -213,9 +216,14 @@ def distance_of(one: Evaluation) -> str:
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """None for a run that has not come to its end."""
-    if not (folder / FILE).is_file():
+    """None for a run that has not come to its end, or whose end must be measured again."""
+    file = folder / FILE
+    if not file.is_file():
         return None
-    content = json.loads((folder / FILE).read_bytes())
-    noise = content.pop("noise_losses")
-    return Outcome(**content, noise_losses=noise and tuple(noise))
+    try:
+        content = read_json(file)
+        noise = content.pop("noise_losses")
+        return Outcome(**content, noise_losses=noise and tuple(noise))
+    except (Damaged, KeyError, TypeError) as damage:
+        logger.warning("%s is damaged (%s): how the run ended is measured again", file, damage)
+        return None
