@@ -52,7 +52,7 @@ demo: $(STAMP) ## find the largest learning rate with and without scaling, on ha
 	@$(BIN)/python -c "import json; print(json.load(open('runs/demo/results.json'))['rate_sensitivity'][1]['sentence'])"
 
 # Smaller batches and fewer steps than the recipe's, and 200 images for the Fréchet distance, so that it takes minutes.
-comparison: $(STAMP) ## compare four methods in a shallow network, whose speed none changes, about five minutes
+comparison: $(STAMP) ## compare four methods in a shallow network, about five minutes
 	$(BIN)/scalelong compare digits --methods none,uniform,cs,ls --seeds 3 --steps 1200 --batch 64 \
 		--set evaluation.every=600 --set evaluation.images=200 --set evaluation.weights=both \
 		--set sampling.sampler=ddim --set sampling.steps=20 \
