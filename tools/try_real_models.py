@@ -5,7 +5,7 @@ python tools/try_real_models.py --repos DIR --only UViT edm   # those whose name
 python tools/try_real_models.py --repos DIR --write           # also write the table of docs/models.md, and results.json
 
 DIR holds checkouts that you made, as `owner+name`, `owner/name` or `name`, at the commits of the list; `pypi:` networks
-come from installed packages. None of their code is part of this project. What cannot be had is marked so and not counted.
+come from installed packages. None of their code is part of this project. What is not there is marked and not counted.
 """
 
 from __future__ import annotations
