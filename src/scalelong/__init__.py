@@ -4,6 +4,7 @@
 >>> model = scale_skips(UViT(img_size=8, embed_dim=32, depth=4, num_heads=2), "cs", kappa=0.7)
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .skips import (
@@ -25,6 +26,7 @@ from .skips import (
 
 if TYPE_CHECKING:
     from .compare.any_loop import find_edge
+    from .skips.pretrained import from_pretrained, save_pretrained
 
 __version__ = "0.1.0"
 
@@ -39,7 +41,9 @@ __all__ = [
     "constant_coefficients",
     "find_edge",
     "find_skips",
+    "from_pretrained",
     "fuse_skips",
+    "save_pretrained",
     "scale_blocks",
     "scale_skips",
     "surviving_share",
@@ -48,12 +52,18 @@ __all__ = [
 ]
 
 
+# What needs more than torch is imported when it is asked for.
+LAZY = {
+    "find_edge": ".compare.any_loop",
+    "from_pretrained": ".skips.pretrained",
+    "save_pretrained": ".skips.pretrained",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """`find_edge`, which alone needs scipy, is imported when it is asked for."""
-    if name != "find_edge":
+    if name not in LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from .compare.any_loop import find_edge
+        return getattr(import_module(LAZY[name], __name__), name)
     except ModuleNotFoundError as error:
-        raise ImportError(f'find_edge needs {error.name}: pip install "scalelong[train]"') from error
-    return find_edge
+        raise ImportError(f'{name} needs {error.name}: pip install "scalelong[train]"') from error
