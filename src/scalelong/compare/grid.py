@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config, load_recipe
+from ..config.build import note_start
 from ..monitor.readings import with_nulls
 from ..runs.run_dir import Run, check_folder
 from ..utils.atomic import replace_text
@@ -57,7 +58,8 @@ class Arm:
     @property
     def setting(self) -> str:
         """Arms of the same setting are compared with each other."""
-        return "lr {lr:g}, depth {depth}, batch {batch}".format(**self.axes)
+        depth = "" if self.axes["depth"] is None else "depth {depth}, "
+        return f"lr {{lr:g}}, {depth}batch {{batch}}".format(**self.axes)
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ def make_plan(
         raise PlanError("no methods to compare: give some, for instance --methods none,cs,ls")
     if twice := next((method for method in chosen if chosen.count(method) > 1), None):
         raise PlanError(f"--methods names {twice.id!r} twice")
-    axes = axis("lr", "optim.lr", rates), axis("depth", "model.depth", depths)
+    own = bool(depths) and load_recipe(recipe, overrides).model.kind == "python"
+    axes = axis("lr", "optim.lr", rates), axis("depth", "model.options.depth" if own else "model.depth", depths)
     settings = list(itertools.product(*axes, axis("batch", "training.batch_size", batches)))
     arms = [make_arm(recipe, method, setting, overrides) for setting in settings for method in chosen]
     check_different(arms)
@@ -147,7 +150,7 @@ def axis(name: str, key: str, values: Sequence[float]) -> list[tuple[str, str]]:
 
 def make_arm(recipe: str | Path, method: Method, setting: Sequence[tuple[str, str]], overrides: Sequence[str]) -> Arm:
     crossed = [override for override, _ in setting if override]
-    config = load_recipe(recipe, [*overrides, *crossed, *method.overrides])
+    config = note_start(load_recipe(recipe, [*overrides, *crossed, *method.overrides]))
     explicit = {override.partition("=")[0].strip() for override in overrides}
     suffix = safe("".join(suffix for _, suffix in setting))
     return Arm(method.id + suffix, method, with_intervals(config, explicit))

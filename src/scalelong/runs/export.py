@@ -1,4 +1,5 @@
-"""A trained run as others read it: a diffusers pipeline, or weights for the public U-ViT code, with a model card.
+"""A trained run as others read it, with a model card: a diffusers pipeline, weights for the public U-ViT code, or the
+weights and the code of a network of the user's own.
 
 Constants are folded into the weights where that is exact. Where it is not, the scaling is among the weights, and what
 does not know it refuses the folder: without it the network would draw other images, and nobody would be told.
@@ -15,7 +16,8 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from ..config.build import build_process, count_parameters
-from ..config.schema import Config, UViTConfig
+from ..config.own import keep_code
+from ..config.schema import Config, PythonConfig
 from ..config.sections import Weights
 from ..data.sources import import_extra
 from ..skips import fuse_skips
@@ -27,8 +29,9 @@ from .run_dir import Run, RunError
 
 __all__ = ["Export", "export_run", "load_pipeline", "push"]
 
-Target = Literal["diffusers", "uvit"]
+Target = Literal["diffusers", "uvit", "safetensors"]
 
+FITTING: dict[str, Target] = {"uvit": "uvit", "unet": "diffusers", "python": "safetensors"}
 PREDICTIONS = {"epsilon": "epsilon", "x0": "sample", "v": "v_prediction"}
 
 
@@ -51,10 +54,14 @@ def export_run(
     *,
     weights: Weights = "ema",
     checkpoint: str | int = "last",
+    allow_code: bool = False,
 ) -> Export:
-    """Write a checkpoint of a run (last, best or a step) for another library; the folder is complete or absent."""
+    """Write a checkpoint of a run (last, best or a step) for another library; the folder is complete or absent.
+
+    `allow_code` lets the run bring the code of its network, which is copied beside the weights.
+    """
     run = Run(Path(folder))
-    config = run.config()
+    config = run.config(allow_code=allow_code)
     check_target(config, to)
     chosen = choose_checkpoint(run, checkpoint)
     target = Path(out) if out is not None else run.folder / f"{to}-step-{chosen.step:06d}"
@@ -66,7 +73,10 @@ def export_run(
     temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
-        if to == "uvit":
+        if isinstance(config.model, PythonConfig):
+            save_pretrained(network, temporary)
+            keep_code(config.model, temporary)
+        elif to == "uvit":
             Files().write_tensors(temporary / UVIT_FILE, network.state_dict())
         else:
             write_diffusers(network, config, temporary)
@@ -81,7 +91,7 @@ def check_target(config: Config, to: str) -> None:
     """Raise where a network is not of the kind that was asked for, or its times are not those of a scheduler."""
     if to not in get_args(Target):
         raise ValueError(f"--to is one of {', '.join(get_args(Target))}, not {to!r}")
-    fitting = "uvit" if isinstance(config.model, UViTConfig) else "diffusers"
+    fitting = FITTING[config.model.kind]
     if to != fitting:
         raise ValueError(f"the network of this run is a {config.model.kind}: use --to {fitting}")
     if to == "diffusers" and config.diffusion.time == "continuous":

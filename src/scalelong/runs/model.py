@@ -45,7 +45,7 @@ def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, co
 
 def read_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn.Module:
     """The network of a checkpoint as it was built, in eval mode and on the CPU."""
-    model = build_model(config)
+    model = build_model(config, fresh=False)
     model.load_state_dict(checkpoint.tensors(GROUPS[weights]))
     return model.eval()
 

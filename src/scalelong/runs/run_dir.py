@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
+from ..config.build import note_start
 from ..config.load import load_recipe, to_yaml
-from ..config.schema import Config
+from ..config.own import keep_code
+from ..config.schema import Config, PythonConfig
 from ..config.sections import EvaluationConfig
 from ..utils.atomic import locked, replace_text, writing
 from ..utils.records import flatten
@@ -114,11 +116,21 @@ class Run:
     def exists(self) -> bool:
         return self.config_file.is_file()
 
-    def config(self) -> Config:
-        """The recipe that the run was started with."""
+    def config(self, overrides: Sequence[str] = (), *, allow_code: bool = False) -> Config:
+        """The recipe that the run was started with; one that names code only for those who allow it to run."""
         if not self.exists:
             raise RunError(f"{self.folder} is not the folder of a run: it has no {self.config_file.name}")
-        return load_recipe(self.config_file)
+        config = load_recipe(self.config_file, overrides)
+        if isinstance(config.model, PythonConfig) and not allow_code:
+            raise RunError(
+                f"{self.folder} has a network of its own, and would run the code {config.model.factory}: look at it, "
+                "then give --allow-code (allow_code=True)"
+            )
+        return config
+
+    def note_network(self, config: Config) -> Config:
+        """The recipe with what its network is made of, as it was noted when the run was begun, or is now."""
+        return note_start(config, self.config(allow_code=True) if self.exists else None)
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other processes from training in the folder."""
@@ -136,6 +148,8 @@ class Run:
         # First what makes the folder that of a run: a kill in between leaves one that can be begun again.
         replace_text(self.config_file, to_yaml(config))
         replace_text(self.environment_file, text + "\n")
+        if isinstance(config.model, PythonConfig):
+            keep_code(config.model, self.folder / "code")
 
 
 def last_precision(run: Run) -> str | None:
@@ -247,7 +261,7 @@ def find_resume_point(run: Run, config: Config, resume: str | Path = "auto") -> 
 
 def check_same_run(run: Run, config: Config) -> None:
     """Raise if the folder's run has settings that change what a step computes."""
-    before, now = flatten(run.config().model_dump(mode="json")), flatten(config.model_dump(mode="json"))
+    before, now = flatten(run.config(allow_code=True).model_dump(mode="json")), flatten(config.model_dump(mode="json"))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in MAY_DIFFER]
     if changed:
         shown = ", ".join(f"{key} {before.get(key)} → {now.get(key)}" for key in changed[:4])

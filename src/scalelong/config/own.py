@@ -1,0 +1,259 @@
+"""What a recipe takes from the user's own files: the code of a network (`kind: python`), and weights to start from.
+
+Nothing here decides whether code may run: a recipe that the user named is the user's, and `Run.config` asks for the
+code of any other.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import shutil
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..diffusion.guidance import noise_predictor
+from ..skips import find_skips
+from ..skips.pretrained import describe_sites
+from ..skips.record import unchanged
+from ..utils.atomic import atomic_write, import_safetensors, read_tensors, sha256_of
+from .schema import NetworkConfig, PythonConfig
+
+Described = tuple[dict[str, Any], ...]
+
+noted: dict[str, Described | None] = {}
+"""The skips of networks that were looked at in this process: a comparison has many runs of the same one."""
+
+
+def is_file(place: str) -> bool:
+    """Whether what stands before the colon of a factory is a file, and not a package.
+
+    >>> is_file("nets/mine.py"), is_file("monai.networks.nets")
+    (True, False)
+    """
+    return place.endswith(".py") or "/" in place or "\\" in place
+
+
+def anchored(text: str, folder: Path) -> str:
+    """A factory or a file with its path made absolute: seen from a folder, else from the working directory."""
+    place, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
+    if colon and not is_file(place):
+        return text
+    path = Path(place).expanduser()
+    beside = folder / path
+    return f"{(beside if beside.exists() else path).resolve()}{colon}{name}"
+
+
+def build_own(model: PythonConfig) -> nn.Module:
+    """The network as its factory makes it, on the CPU."""
+    factory = load_factory(model)
+    with explained(model), importable(model), torch.device("cpu"):
+        network = factory(**copy.deepcopy(model.options))
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"{model.factory} returned a {type(network).__name__}, not a torch.nn.Module")
+    return network
+
+
+def load_factory(model: PythonConfig) -> Any:
+    """The function that builds the network; raises if its code is not that of the run."""
+    place, _, name = model.factory.rpartition(":")
+    if is_file(place):
+        source = read_source(Path(place))
+        refuse_other_code(model, Path(place), hashlib.sha256(source).hexdigest())
+        with explained(model), importable(model):
+            return find_attribute(load_file(Path(place), source), name, model)
+    with explained(model), importable(model):
+        factory = find_attribute(importlib.import_module(place), name, model)
+    if model.code_sha256 is not None:
+        file = source_file(factory)
+        refuse_other_code(model, file, sha256_of(file))
+    return factory
+
+
+def code_digest(model: PythonConfig) -> str:
+    """SHA-256 of the file that holds the factory."""
+    place = model.factory.rpartition(":")[0]
+    if is_file(place):
+        return hashlib.sha256(read_source(Path(place))).hexdigest()
+    return sha256_of(source_file(load_factory(model.model_copy(update={"code_sha256": None}))))
+
+
+def read_source(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"model.factory: cannot read the code in {path}: {error.strerror}") from error
+
+
+def refuse_other_code(model: PythonConfig, file: Path, found: str) -> None:
+    if model.code_sha256 not in (None, found):
+        raise ValueError(
+            f"{file} is not the code that this run began with (sha256 {str(model.code_sha256)[:12]}…, now {found[:12]}…"
+            "): put it back as it was, from the copy in the run's folder code/, or begin another run with the new code"
+        )
+
+
+def keep_code(model: PythonConfig, folder: Path) -> None:
+    """Copy the file with the factory into the folder of a run, where it can be put back from."""
+    place = model.factory.rpartition(":")[0]
+    file = Path(place) if is_file(place) else source_file(load_factory(model))
+    folder.mkdir(exist_ok=True)
+    atomic_write(folder / file.name, lambda temporary: shutil.copyfile(file, temporary))
+
+
+def load_file(path: Path, source: bytes) -> ModuleType:
+    """The module of a file, loaded from the bytes that were compared; once for as long as they stay the same."""
+    name = f"scalelong_own_{hashlib.sha256(str(path).encode() + source).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, f"{path} ends with .py"
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def find_attribute(module: ModuleType, name: str, model: PythonConfig) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[:1] != "_"]
+        raise ValueError(f"{model.factory}: there is no function {name}; the file has {', '.join(functions) or 'none'}")
+    return found
+
+
+def source_file(factory: Any) -> Path:
+    file = inspect.getsourcefile(inspect.unwrap(factory))
+    assert file is not None, "what was imported from a file knows it"
+    return Path(file)
+
+
+@contextmanager
+def importable(model: PythonConfig) -> Iterator[None]:
+    """While entered, code may import what lies beside it, or in the working directory if it is named as a package."""
+    place = model.factory.rpartition(":")[0]
+    # At the end, so that no file of the user takes the place of a module of another package.
+    folder = str(Path(place).parent if is_file(place) else Path.cwd())
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+@contextmanager
+def explained(model: PythonConfig) -> Iterator[None]:
+    """An error in the user's code as one line with its place; the traceback stays behind it."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(model.factory):
+            raise
+        raise own_error(model, error) from error
+    except Exception as error:
+        raise own_error(model, error) from error
+
+
+def own_error(model: PythonConfig, error: Exception) -> ValueError:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    options = ", ".join(f"{name}={value!r}" for name, value in model.options.items())
+    return ValueError(f"{model.factory}({options}) failed: {type(error).__name__}: {error}{place}")
+
+
+# The long skips, found or traced once.
+
+
+def note_skips(model: PythonConfig, inputs: tuple[Tensor, ...], *, needed: bool) -> Described | None:
+    """The skips for the recipe of a run, of a network that is called once; None where none are found, nor needed."""
+    key = f"{model.model_dump_json()} {code_digest(model)} {[tuple(tensor.shape) for tensor in inputs]}"
+    if noted.get(key) is None:
+        with torch.random.fork_rng(devices=[]):
+            network = build_own(model)
+        check_output(network, model, inputs)
+        noted[key] = find_noted(network, model, inputs, needed=needed)
+    return noted[key]
+
+
+def find_noted(
+    network: nn.Module, model: PythonConfig, inputs: tuple[Tensor, ...], *, needed: bool
+) -> Described | None:
+    try:
+        found = describe_sites(model.sites or find_skips(network, inputs))
+    except ValueError:
+        if needed:
+            raise
+        return None
+    return tuple(json.loads(json.dumps(found)))
+
+
+def check_output(network: nn.Module, model: PythonConfig, inputs: tuple[Tensor, ...]) -> None:
+    """Call the network once; raises unless it gives as many numbers as it was given."""
+    x, t, *condition = inputs
+    with explained(model), unchanged(network), torch.no_grad():
+        output = noise_predictor(lambda x, t: network(x, t, *condition))(x, t)
+    given, shape = ("×".join(map(str, tensor.shape)) for tensor in (x, output))
+    if given != shape:
+        raise ValueError(
+            f"{model.factory}: the network gives {shape} for images of {given}, and must give as many numbers"
+        )
+
+
+# The weights that training starts from.
+
+
+def start_digest(model: NetworkConfig) -> str:
+    """SHA-256 of the file of weights."""
+    try:
+        return sha256_of(Path(str(model.weights)))
+    except OSError as error:
+        raise ValueError(f"model.weights: cannot read {model.weights}: {error.strerror}") from error
+
+
+def read_start(model: NetworkConfig) -> dict[str, Tensor]:
+    """The tensors of that file, which must be the one that was noted."""
+    found = start_digest(model)
+    if model.weights_sha256 not in (None, found):
+        raise ValueError(
+            f"{model.weights} is not the file that this run begins with (sha256 {str(model.weights_sha256)[:12]}…, now "
+            f"{found[:12]}…): put it back as it was, or begin another run with the new weights"
+        )
+    try:
+        return read_tensors(Path(str(model.weights)))
+    except import_safetensors().SafetensorError as error:
+        raise ValueError(f"model.weights: {model.weights} is not a safetensors file: {error}") from error
+
+
+def load_start(network: nn.Module, model: NetworkConfig, weights: Mapping[str, Tensor]) -> nn.Module:
+    """The network with these weights, all of them and no others; the same object."""
+    theirs, ours = (
+        {key: tuple(value.shape) for key, value in tensors.items()} for tensors in (weights, network.state_dict())
+    )
+    name = next((name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)), None)
+    if name is not None:
+        raise ValueError(
+            f"model.weights: {model.weights} is of another network: {name} is {theirs.get(name, 'absent')} there and "
+            f"{ours.get(name, 'absent')} here"
+        )
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"model.weights: {model.weights}: {error}") from error
+    return network
