@@ -20,7 +20,7 @@ from ..models import UViT
 from ..models.presets import build_text_unet, build_unet
 from ..skips import AbsorbedScalingWarning, SkipSite, find_skips, scale_skips
 from ..skips.site import NAME
-from .own import build_own, code_digest, load_start, note_skips, read_start, start_digest
+from .own import build_own, code_digest, load_start, note_skips, read_start, refuse_other_code, start_digest
 from .schema import Config, PythonConfig, TrainingConfig, UNetConfig
 from .sections import DiffusionConfig
 
@@ -128,12 +128,14 @@ def note_start(config: Config, run: Config | None = None) -> Config:
     the user's own, which are those of `run` if that was begun.
     """
     model, noted = config.model, {}
+    before = None if run is None else run.model
     if model.weights is not None and model.weights_sha256 is None:
         noted["weights_sha256"] = start_digest(model)
     if isinstance(model, PythonConfig) and model.code_sha256 is None:
         noted["code_sha256"] = code_digest(model)
+    if isinstance(before, PythonConfig) and before.factory == model.factory:
+        refuse_other_code(before, str(noted.get("code_sha256", model.code_sha256)))
     if isinstance(model, PythonConfig) and model.skips is None:
-        before = None if run is None else run.model
         if isinstance(before, PythonConfig):
             noted["skips"] = before.skips
         else:

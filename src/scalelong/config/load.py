@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..skips import METHODS
-from .own import anchored
+from .own import anchored, anchored_factory
 from .schema import Config, ScalingConfig, method_options
 
 KeyPath = tuple[str | int, ...]
@@ -193,10 +193,10 @@ def drop_options_of_replaced_method(raw: dict[str, Any], places: Places) -> None
 def anchor_model_files(raw: dict[str, Any], places: Places, folder: Path) -> None:
     """Make the paths of a network's code and weights absolute; those of an override are where it is given."""
     model = raw.get("model")
-    for key in ("factory", "weights"):
+    for key, anchor in (("factory", anchored_factory), ("weights", anchored)):
         if isinstance(model, dict) and isinstance(model.get(key), str):
-            overridden = places[("model", key)].startswith("override ")
-            model[key] = anchored(model[key], Path() if overridden else folder)
+            place = places.get(("model", key), places[("model",)])
+            model[key] = anchor(model[key], Path() if place.startswith("override ") else folder)
 
 
 def yaml_with_lines(text: str) -> tuple[Any, dict[KeyPath, int]]:

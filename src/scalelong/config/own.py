@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..diffusion.guidance import noise_predictor
-from ..skips import find_skips
+from ..skips import SkipSite, find_skips
 from ..skips.pretrained import describe_sites
 from ..skips.record import unchanged
 from ..utils.atomic import atomic_write, import_safetensors, read_tensors, sha256_of
@@ -47,13 +47,16 @@ def is_file(place: str) -> bool:
 
 
 def anchored(text: str, folder: Path) -> str:
-    """A factory or a file with its path made absolute: seen from a folder, else from the working directory."""
-    place, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
-    if colon and not is_file(place):
-        return text
-    path = Path(place).expanduser()
+    """A path made absolute: seen from a folder, else from the working directory."""
+    path = Path(text).expanduser()
     beside = folder / path
-    return f"{(beside if beside.exists() else path).resolve()}{colon}{name}"
+    return str((beside if beside.exists() else path).resolve())
+
+
+def anchored_factory(text: str, folder: Path) -> str:
+    """A factory with the path of its file made absolute; one in a package is left as it is."""
+    place, colon, name = text.rpartition(":")
+    return f"{anchored(place, folder)}{colon}{name}" if is_file(place) else text
 
 
 def build_own(model: PythonConfig) -> nn.Module:
@@ -71,14 +74,13 @@ def load_factory(model: PythonConfig) -> Any:
     place, _, name = model.factory.rpartition(":")
     if is_file(place):
         source = read_source(Path(place))
-        refuse_other_code(model, Path(place), hashlib.sha256(source).hexdigest())
+        refuse_other_code(model, hashlib.sha256(source).hexdigest())
         with explained(model), importable(model):
             return find_attribute(load_file(Path(place), source), name, model)
     with explained(model), importable(model):
         factory = find_attribute(importlib.import_module(place), name, model)
     if model.code_sha256 is not None:
-        file = source_file(factory)
-        refuse_other_code(model, file, sha256_of(file))
+        refuse_other_code(model, sha256_of(source_file(factory)))
     return factory
 
 
@@ -97,11 +99,12 @@ def read_source(path: Path) -> bytes:
         raise ValueError(f"model.factory: cannot read the code in {path}: {error.strerror}") from error
 
 
-def refuse_other_code(model: PythonConfig, file: Path, found: str) -> None:
-    if model.code_sha256 not in (None, found):
+def refuse_other_code(model: PythonConfig, found: str) -> None:
+    if model.code_sha256 is not None and model.code_sha256 != found:
         raise ValueError(
-            f"{file} is not the code that this run began with (sha256 {str(model.code_sha256)[:12]}…, now {found[:12]}…"
-            "): put it back as it was, from the copy in the run's folder code/, or begin another run with the new code"
+            f"{model.factory} is not the code that this run began with (sha256 {model.code_sha256[:12]}…, now "
+            f"{found[:12]}…): put it back as it was, from the copy in the run's folder code/, or begin another run "
+            "with the new code"
         )
 
 
@@ -172,13 +175,35 @@ def explained(model: PythonConfig) -> Iterator[None]:
 
 
 def own_error(model: PythonConfig, error: Exception) -> ValueError:
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = "" if last.filename == __file__ else f" ({Path(last.filename).name}:{last.lineno})"
     options = ", ".join(f"{name}={value!r}" for name, value in model.options.items())
     return ValueError(f"{model.factory}({options}) failed: {type(error).__name__}: {error}{place}")
 
 
+def inspect_own(
+    factory: str, shape: tuple[int, ...] | None, options: dict[str, Any]
+) -> tuple[nn.Module, list[SkipSite]]:
+    """A network and its skips; without a shape none can be traced, and only a known family is recognised."""
+    place, image_shape = anchored_factory(factory, Path()), shape or (1, 1, 1)
+    model = PythonConfig(kind="python", factory=place, options=options, image_shape=image_shape)  # pyright: ignore
+    with torch.random.fork_rng(devices=[]):
+        network = build_own(model)
+    if shape is None:
+        return network, known_family(network)
+    inputs = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 500])
+    check_output(network, model, inputs)
+    return network, find_skips(network, inputs)
+
+
 # The long skips, found or traced once.
+
+
+def known_family(network: nn.Module) -> list[SkipSite]:
+    try:
+        return find_skips(network)
+    except ValueError as error:
+        raise ValueError(f"{type(network).__name__} is of no known family: give --shape C,H,W to trace it") from error
 
 
 def note_skips(model: PythonConfig, inputs: tuple[Tensor, ...], *, needed: bool) -> Described | None:
@@ -230,9 +255,9 @@ def start_digest(model: NetworkConfig) -> str:
 def read_start(model: NetworkConfig) -> dict[str, Tensor]:
     """The tensors of that file, which must be the one that was noted."""
     found = start_digest(model)
-    if model.weights_sha256 not in (None, found):
+    if model.weights_sha256 is not None and model.weights_sha256 != found:
         raise ValueError(
-            f"{model.weights} is not the file that this run begins with (sha256 {str(model.weights_sha256)[:12]}…, now "
+            f"{model.weights} is not the file that this run begins with (sha256 {model.weights_sha256[:12]}…, now "
             f"{found[:12]}…): put it back as it was, or begin another run with the new weights"
         )
     try:

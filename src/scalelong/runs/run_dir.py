@@ -130,7 +130,8 @@ class Run:
 
     def note_network(self, config: Config) -> Config:
         """The recipe with what its network is made of, as it was noted when the run was begun, or is now."""
-        return note_start(config, self.config(allow_code=True) if self.exists else None)
+        begun = self.exists and isinstance(config.model, PythonConfig)
+        return note_start(config, self.config(allow_code=True) if begun else None)
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other processes from training in the folder."""
