@@ -19,8 +19,8 @@ from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..models import UViT
 from ..models.presets import build_text_unet, build_unet
 from ..skips import AbsorbedScalingWarning, SkipSite, find_skips, scale_skips
-from ..skips.site import NAME
-from .own import build_own, code_digest, load_start, note_skips, read_start, refuse_other_code, start_digest
+from ..skips.apply import NAME
+from .own import build_own, load_start, note_own, read_start, start_digest
 from .schema import Config, PythonConfig, TrainingConfig, UNetConfig
 from .sections import DiffusionConfig
 
@@ -128,18 +128,11 @@ def note_start(config: Config, run: Config | None = None) -> Config:
     the user's own, which are those of `run` if that was begun.
     """
     model, noted = config.model, {}
-    before = None if run is None else run.model
     if model.weights is not None and model.weights_sha256 is None:
         noted["weights_sha256"] = start_digest(model)
-    if isinstance(model, PythonConfig) and model.code_sha256 is None:
-        noted["code_sha256"] = code_digest(model)
-    if isinstance(before, PythonConfig) and before.factory == model.factory:
-        refuse_other_code(before, str(noted.get("code_sha256", model.code_sha256)))
-    if isinstance(model, PythonConfig) and model.skips is None:
-        if isinstance(before, PythonConfig):
-            noted["skips"] = before.skips
-        else:
-            noted["skips"] = note_skips(model, example_call(config), needed=config.scaling.method != "none")
+    if isinstance(model, PythonConfig):
+        needed = config.scaling.method != "none"
+        noted |= note_own(model, None if run is None else run.model, example_call(config), needed=needed)
     return config.model_copy(update={"model": model.model_copy(update=noted)}) if noted else config
 
 

@@ -206,6 +206,21 @@ def known_family(network: nn.Module) -> list[SkipSite]:
         raise ValueError(f"{type(network).__name__} is of no known family: give --shape C,H,W to trace it") from error
 
 
+def note_own(
+    model: PythonConfig, before: NetworkConfig | None, inputs: tuple[Tensor, ...], *, needed: bool
+) -> dict[str, Any]:
+    """What the recipe of a run notes of the network: the digest of its code, and its skips, as it began `before`."""
+    digest, noted = model.code_sha256 or code_digest(model), {}
+    if model.code_sha256 is None:
+        noted["code_sha256"] = digest
+    begun = before if isinstance(before, PythonConfig) else None
+    if begun is not None and begun.factory == model.factory:
+        refuse_other_code(begun, digest)
+    if model.skips is None:
+        noted["skips"] = note_skips(model, inputs, needed=needed) if begun is None else begun.skips
+    return noted
+
+
 def note_skips(model: PythonConfig, inputs: tuple[Tensor, ...], *, needed: bool) -> Described | None:
     """The skips for the recipe of a run, of a network that is called once; None where none are found, nor needed."""
     key = f"{model.model_dump_json()} {code_digest(model)} {[tuple(tensor.shape) for tensor in inputs]}"

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from ..utils.atomic import Files, import_safetensors, read_tensors
-from .apply import choose_sites, fuse_skips, make_scaling, scale_skips, scaled_networks
+from .apply import NAME, attached_hooks, choose_sites, fuse_skips, make_scaling, scale_skips, scaled_networks
 from .methods import METHODS, SkipScaling
 from .readers import AbsorbedScalingWarning
-from .site import NAME, SkipSite, attached_hooks
+from .site import SkipSite
 
 Network = TypeVar("Network", bound=nn.Module)
 Described = dict[str, Any]
