@@ -53,6 +53,7 @@ def main(folder: Path, steps: int = 60) -> None:
     scale_skips(unet, "learned-kappa", init=0.7, where="after-norm", preserve=True)
     print(f"scaling changed the output by at most {(output(unet) - before).abs().max():.1e}")
     unet.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=["to_k", "to_q", "to_v", "to_out.0"]))
+    unet.skip_scaling.requires_grad_(True)  # new: adding an adapter has frozen everything else
     trained = [parameter for parameter in unet.parameters() if parameter.requires_grad]
     print(
         f"{sum(p.numel() for p in trained):,} of {sum(p.numel() for p in unet.parameters()):,} parameters are trained"
