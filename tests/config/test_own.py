@@ -219,3 +219,15 @@ def test_a_noted_recipe_can_be_sent_to_another_process() -> None:
     config = note_start(own())
     sent = pickle.loads(pickle.dumps(config))
     assert sent == config and sent.model.sites == config.model.sites
+
+
+def test_the_lines_of_the_page_are_a_recipe_of_the_network_beside_it(tmp_path: Path) -> None:
+    page = (NET.parents[2] / "docs" / "own-network.md").read_text()
+    first, monai = (block.partition("```")[0] for block in page.split("```yaml\n")[1:])
+    base = NET.with_name("digits.yaml").read_text()
+    outer = [part.split("\nmodel:")[0] for part in (base, "\ndiffusion:" + base.partition("\ndiffusion:")[2])]
+    (tmp_path / "net.py").write_text(NET.read_text())
+    for block in (first, monai):
+        text = outer[0] + "\n" + block + outer[1].partition("\nscaling:")[0]
+        config = parse_recipe(text, folder=tmp_path)
+        assert note_start(config).model.sites
