@@ -1,5 +1,6 @@
 """scalelong: diffusion models train stably when their long skip connections are scaled.
 
+>>> from scalelong import scale_skips
 >>> from scalelong.models import UViT
 >>> model = scale_skips(UViT(img_size=8, embed_dim=32, depth=4, num_heads=2), "cs", kappa=0.7)
 """
@@ -7,25 +8,24 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .skips import (
-    METHODS,
-    AbsorbedScalingWarning,
-    Argument,
-    Channels,
-    SkipScaling,
-    SkipSite,
-    constant_coefficients,
-    find_skips,
-    fuse_skips,
-    scale_blocks,
-    scale_skips,
-    surviving_share,
-    unscale_blocks,
-    unscale_skips,
-)
-
 if TYPE_CHECKING:
     from .compare.any_loop import find_edge
+    from .skips import (
+        METHODS,
+        AbsorbedScalingWarning,
+        Argument,
+        Channels,
+        SkipScaling,
+        SkipSite,
+        constant_coefficients,
+        find_skips,
+        fuse_skips,
+        scale_blocks,
+        scale_skips,
+        surviving_share,
+        unscale_blocks,
+        unscale_skips,
+    )
     from .skips.pretrained import from_pretrained, save_pretrained
 
 __version__ = "0.1.0"
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-# What needs more than torch is imported when it is asked for.
+# What is not of `.skips`, and needs more than torch.
 LAZY = {
     "find_edge": ".compare.any_loop",
     "from_pretrained": ".skips.pretrained",
@@ -61,9 +61,10 @@ LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in LAZY:
+    """Imported when asked for: torch takes a second, in which Ctrl-C could not yet end a command in one line."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(LAZY[name], __name__), name)
+        return getattr(import_module(LAZY.get(name, ".skips"), __name__), name)
     except ModuleNotFoundError as error:
         raise ImportError(f'{name} needs {error.name}: pip install "scalelong[train]"') from error

@@ -69,6 +69,18 @@ def test_changed_code_is_refused_until_it_is_put_back(tmp_path: Path) -> None:
     assert run_tiny(out, model(factory), "training.steps=4").trained == 2
 
 
+def test_a_run_that_was_moved_finds_its_code_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    run_tiny(tmp_path / "here" / "run", model(copy_of_net(tmp_path / "here")), "training.steps=2")
+    (tmp_path / "here").rename(tmp_path / "there")
+    out = tmp_path / "there" / "run"
+    moved = HOME_MADE.replace(str(NET), str(tmp_path / "there" / "net.py"))
+    assert run_tiny(out, model(moved), "training.steps=4").trained == 2
+    (tmp_path / "there" / "net.py").unlink()
+    assert sample_run(out, 2, allow_code=True).is_dir()
+    assert Run(out).config(allow_code=True).model.factory == f"{out / 'code' / 'net.py'}:build"
+
+
 def test_a_run_brings_its_code_only_where_that_is_allowed(finished: Path, tmp_path: Path) -> None:
     refused = "has a network of its own, and would run the code .*net.py:build: look at it, then give --allow-code"
     with pytest.raises(RunError, match=refused):

@@ -28,7 +28,7 @@ from ..diffusion.guidance import noise_predictor
 from ..skips import SkipSite, find_skips
 from ..skips.pretrained import describe_sites
 from ..skips.record import unchanged
-from ..utils.atomic import atomic_write, import_safetensors, read_tensors, sha256_of
+from ..utils.atomic import Damaged, atomic_write, read_tensors, sha256_of
 from .schema import NetworkConfig, PythonConfig
 
 Described = tuple[dict[str, Any], ...]
@@ -106,6 +106,15 @@ def refuse_other_code(model: PythonConfig, found: str) -> None:
             f"{found[:12]}…): put it back as it was, from the copy in the run's folder code/, or begin another run "
             "with the new code"
         )
+
+
+def with_code_at_hand(model: PythonConfig, kept: Path) -> PythonConfig:
+    """The network with the copy of its code in a run's folder, where the file itself is no longer in its place."""
+    place, _, name = model.factory.rpartition(":")
+    copied = kept / Path(place).name
+    if not is_file(place) or Path(place).exists() or not copied.is_file():
+        return model
+    return model.model_copy(update={"factory": f"{copied.resolve()}:{name}"})
 
 
 def keep_code(model: PythonConfig, folder: Path) -> None:
@@ -277,8 +286,8 @@ def read_start(model: NetworkConfig) -> dict[str, Tensor]:
         )
     try:
         return read_tensors(Path(str(model.weights)))
-    except import_safetensors().SafetensorError as error:
-        raise ValueError(f"model.weights: {model.weights} is not a safetensors file: {error}") from error
+    except Damaged as damage:
+        raise ValueError(f"model.weights: {damage}") from damage
 
 
 def load_start(network: nn.Module, model: NetworkConfig, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -7,6 +7,7 @@ does not know it refuses the folder: without it the network would draw other ima
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ from torch import nn
 
 from ..config.build import build_process, count_parameters
 from ..config.own import keep_code
-from ..config.schema import Config, PythonConfig
+from ..config.schema import Config, PythonConfig, UViTConfig
 from ..config.sections import Weights
 from ..data.sources import import_extra
 from ..skips import fuse_skips
 from ..skips.pretrained import CONFIG, OWN_CLASS, from_pretrained, push, read_json, save_pretrained, to_text
-from ..utils.atomic import Files, replace_text
+from ..utils.atomic import Files, open_to_umask, remove_left_behind, replace_text, system_errors, writing
 from .card import UVIT_FILE, write_card
 from .model import choose_checkpoint, read_network
 from .run_dir import Run, RunError
@@ -70,18 +71,22 @@ def export_run(
     network = read_network(config, chosen, weights)
     parameters = count_parameters(network)
     reason = fold_scaling(network)
-    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
+    remove_left_behind(target.parent, f".tmp-*-{glob.escape(target.name)}")
     try:
-        temporary.mkdir(parents=True)
-        if isinstance(config.model, PythonConfig):
-            save_pretrained(network, temporary)
-            keep_code(config.model, temporary)
-        elif to == "uvit":
-            Files().write_tensors(temporary / UVIT_FILE, network.state_dict())
-        else:
-            write_diffusers(network, config, temporary)
-        write_card(temporary / "README.md", run, config, chosen.step, weights, parameters, reason)
-        os.rename(temporary, target)
+        with writing(target), system_errors(target):
+            temporary.mkdir(parents=True)
+            if isinstance(config.model, PythonConfig):
+                save_pretrained(network, temporary)
+                keep_code(config.model, temporary)
+            elif to == "uvit":
+                Files().write_tensors(temporary / UVIT_FILE, network.state_dict())
+            else:
+                write_diffusers(network, config, temporary)
+            write_card(temporary / "README.md", run, config, chosen.step, weights, parameters, reason)
+            for file in temporary.rglob("*.safetensors"):
+                open_to_umask(file)
+            os.rename(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Export(target, reason)
@@ -94,6 +99,10 @@ def check_target(config: Config, to: str) -> None:
     fitting = FITTING[config.model.kind]
     if to != fitting:
         raise ValueError(f"the network of this run is a {config.model.kind}: use --to {fitting}")
+    if isinstance(config.model, UViTConfig) and not config.model.is_public:
+        raise ValueError(
+            "the public U-ViT code knows no qk_norm, skip_norm or concat_balance: sample it with scalelong"
+        )
     if to == "diffusers" and config.diffusion.time == "continuous":
         raise ValueError("diffusers' schedulers count whole steps, but this run was trained in continuous time")
 
@@ -139,6 +148,9 @@ def load_pipeline(folder: str | Path) -> Any:
     diffusers, place = import_extra("diffusers", "an exported pipeline"), Path(folder).expanduser() / "unet"
     if not (place / CONFIG).is_file():
         raise RunError(f"{folder} has no unet/config.json: it was not written by scalelong export --to diffusers")
-    kind = getattr(diffusers, read_json(place / CONFIG)["_class_name"].removeprefix(OWN_CLASS))
+    name = str(read_json(place / CONFIG).get("_class_name")).removeprefix(OWN_CLASS)
+    kind = getattr(diffusers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise RunError(f"{place / CONFIG} names {name!r}, which is no network of diffusers")
     scheduler = diffusers.DDPMScheduler.from_pretrained(place.with_name("scheduler"))
     return diffusers.DDPMPipeline(from_pretrained(kind, place).eval(), scheduler)
