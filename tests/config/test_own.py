@@ -209,7 +209,7 @@ def test_weights_that_do_not_fit_are_refused_with_the_first_that_differs(tmp_pat
     with pytest.raises(ValueError, match=r"of another network: enter\.weight is \(1,\) there and \(8, 1, 3, 3\) here"):
         build_model(config("other.safetensors"))
     (tmp_path / "text.safetensors").write_text("no tensors")
-    with pytest.raises(ValueError, match="is not a safetensors file"):
+    with pytest.raises(ValueError, match=r"model\.weights: text\.safetensors is no safetensors file"):
         build_model(config("text.safetensors"))
     with pytest.raises(ValueError, match=r"model\.weights: cannot read .*absent"):
         note_start(config("absent"))

@@ -216,6 +216,9 @@ def test_what_a_folder_cannot_say_is_refused_with_what_to_do(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="holds a UNet2DModel, not a UNet2DConditionModel"):
         from_pretrained(UNet2DConditionModel, tmp_path / "unet")
     assert list(tmp_path.iterdir()) == [tmp_path / "unet"]
+    (tmp_path / "unet" / "diffusion_pytorch_model.safetensors").write_text("no tensors")
+    with pytest.raises(ValueError, match="is no safetensors file"):
+        from_pretrained(UNet2DModel, tmp_path / "unet")
 
 
 def test_what_is_pushed_to_the_hub_is_the_folder_and_is_loaded_by_its_name(

@@ -34,15 +34,8 @@ LOCK = ".lock"
 CHECKPOINTS = "checkpoints"
 
 # What may differ when a run resumes: nothing that a step computes depends on it.
-MAY_DIFFER = {
-    "name",
-    "description",
-    "data.workers",
-    "data.memory_gb",
-    "data.prepared",
-    "data.allow_paths",
-    "model.weights",
-}
+MAY_DIFFER = {"name", "description", "model.weights"}
+MAY_DIFFER |= {f"data.{key}" for key in ("workers", "memory_gb", "prepared", "allow_paths")}
 MAY_DIFFER |= {f"evaluation.{key}" for key in EvaluationConfig.model_fields}
 MAY_DIFFER |= {
     f"training.{key}"

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from ..utils.atomic import Files, import_safetensors, read_tensors
+from ..utils.atomic import Damaged, Files, import_safetensors, read_tensors
 from .apply import NAME, attached_hooks, choose_sites, fuse_skips, make_scaling, scale_skips, scaled_networks
 from .methods import METHODS, SkipScaling
 from .readers import AbsorbedScalingWarning
@@ -279,11 +279,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def load_plain(kind: Any, place: Path) -> Any:
     """A network that was saved without scaling, or with constants folded into its weights."""
-    safetensors = import_safetensors()
     for file in place.glob("*.safetensors"):
-        with safetensors.safe_open(file, framework="pt") as opened:
-            scaled = any(NAME in name.split(".") for name in opened.keys())  # noqa: SIM118 (not a mapping)
-        if scaled:
+        if any(NAME in name.split(".") for name in tensor_names(file)):
             raise ValueError(
                 f"{file} holds the weights of a network with scaled skips, but nothing says how they are scaled: save "
                 "the network with scalelong.save_pretrained instead of its own save_pretrained"
@@ -295,9 +292,21 @@ def load_plain(kind: Any, place: Path) -> Any:
     return network.eval()
 
 
+def tensor_names(file: Path) -> list[str]:
+    library = import_safetensors()
+    try:
+        with library.safe_open(file, framework="pt") as opened:
+            return list(opened.keys())
+    except library.SafetensorError as error:
+        raise ValueError(f"{file} is no safetensors file ({error})") from error
+
+
 def read_weights(place: Path) -> dict[str, Tensor]:
     """All tensors of a folder; large networks have several files."""
-    weights = {name: value for file in place.glob("*.safetensors") for name, value in read_tensors(file).items()}
+    try:
+        weights = {name: value for file in place.glob("*.safetensors") for name, value in read_tensors(file).items()}
+    except Damaged as damage:
+        raise ValueError(f"{place}: {damage}") from damage
     if not weights:
         raise ValueError(f"{place} holds no safetensors file")
     return weights
