@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ..config import Config, build_model, build_process
-from ..config.build import conditioning_of, open_inputs
+from ..config.build import conditioning_of, known_sites, open_inputs
 from ..config.schema import ScalingConfig
 from ..diffusion import DiffusionProcess, Prediction, Schedule, noise_predictor
 from ..diffusion.guidance import Condition, Predictor
@@ -152,7 +152,8 @@ def advise_recipe(config: Config) -> KappaAdvice:
     """Measure the recipe's network as it starts, without scaling, on what it would train on."""
     model, images, predict = recipe_start(config)
     schedule, prediction = build_process(config.diffusion).schedule, config.diffusion.prediction
-    return suggest_kappa(model, images, schedule, prediction=prediction, predict=predict)
+    sites = known_sites(model, config)
+    return suggest_kappa(model, images, schedule, prediction=prediction, predict=predict, sites=sites)
 
 
 def recipe_start(config: Config, most: int = 10_000) -> tuple[nn.Module, Tensor, Predictor]:
