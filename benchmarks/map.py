@@ -10,7 +10,6 @@ docs/results/map: the seeds, the learning rates, which runs survived and their f
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess

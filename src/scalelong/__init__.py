@@ -6,6 +6,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .guard import SeatBelt
 from .skips import (
     METHODS,
     AbsorbedScalingWarning,
@@ -33,6 +34,7 @@ __all__ = [
     "AbsorbedScalingWarning",
     "Argument",
     "Channels",
+    "SeatBelt",
     "SkipScaling",
     "SkipSite",
     "__version__",

@@ -16,7 +16,7 @@ from scalelong.compare.grid import PlannedRun
 from scalelong.compare.outcome import SIGMAS, Outcome, read_outcome
 from scalelong.evaluation import Evaluation, Figure, Plan
 from scalelong.evaluation.results import record
-from scalelong.guard.nonfinite import TrainingDiverged
+from scalelong.guard.losses import TrainingDiverged
 from scalelong.runs import Run, read_metrics
 from scalelong.training import Trainer
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..utils.runtime import tensors_in
 from .site import Channels
 
 GATES = ("sigmoid", "sigmoid_", "hardsigmoid", "hardsigmoid_")
@@ -246,12 +247,3 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for buffer, saved in copies.items():
                 if not buffer.is_meta and not torch.equal(buffer, saved):
                     buffer.copy_(saved)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, Mapping)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_in(item)

@@ -1,4 +1,4 @@
-"""This process: its rank, what it computes on, random numbers that need no state, and how it ends."""
+"""What every package asks: about this process and its device, about tensors and modules; and random numbers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,60 @@ def keyed_generator(seed: int, purpose: str, number: int) -> Generator:
     """A generator whose stream is a function of the key; neighbouring keys give unrelated streams."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
     return Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    # Not by class, which lives in a package that takes long to import and is needed by sharded runs only.
+    return hasattr(tensor, "full_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part, sharing its memory; a tensor that is not sharded itself."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All parts together; every process must ask at the same time."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, Mapping)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(item)
+
+
+def blocks_of(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
+    """The network's parts that have weights, by path; of a list or a dict of modules its entries."""
+    blocks: dict[str, nn.Module] = {}
+    for name, child in network.named_children():
+        path = f"{prefix}{name}"
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            blocks |= blocks_of(child, f"{path}.")
+        elif next(child.parameters(), None) is not None:
+            blocks[path] = child
+    return blocks
+
+
+class Hook:
+    """A hook that a copy of the model does not take along: copies are not monitored."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        # A pass without gradients is an evaluation, a sample or a probe, not the step that is read.
+        return self.function(*args) if torch.is_grad_enabled() else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (ignore,)
+
+
+def ignore(*args: Any) -> None:
+    """What a hook becomes in a copy."""
 
 
 def end_process(code: int) -> NoReturn:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalelong.guard.nonfinite import SpikeDetector, advice, check_finite
+from scalelong.guard.losses import SpikeDetector, TrainingDiverged, check_finite
 
 NAN, INF = float("nan"), float("inf")
 
@@ -44,10 +44,10 @@ def test_decisions_are_frozen() -> None:
         check_finite(1.0, 1.0).loss = 0.0  # type: ignore
 
 
-def test_the_advice_says_what_happened_and_what_to_change_in_one_line() -> None:
-    said = advice(check_finite(NAN, 1.0), 9, "mid_block is the first module whose output was non-finite", rollbacks=2)
-    assert "after 2 rollbacks" in said and "step 9: loss nan, gradient norm 1: mid_block" in said
-    assert "Lower the learning rate" in said and "scaling.method=cs" in said and "\n" not in said
+def test_a_run_that_ends_says_what_happened_and_what_to_change_in_one_line() -> None:
+    said = str(TrainingDiverged("after 3 returns to step 40 the loss was 1.01"))
+    assert said.startswith("training diverged: after 3 returns to step 40 the loss was 1.01. Lower the learning rate")
+    assert "scaling.method=cs" in said and "\n" not in said
 
 
 def test_weights_never_see_a_bad_gradient() -> None:
