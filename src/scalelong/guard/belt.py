@@ -121,7 +121,7 @@ class SeatBelt:
             raise TrainingDiverged(event.diagnosis(REPEATS))
         self.subject.put_back(back)
         self.factor, self.ring, self.losses, self.sizes = factor, [back], [], []
-        watch.forgive()
+        watch.load_state_dict({**back.watch, "nothing": watch.nothing})
         return event
 
     def rebase(self) -> None:
@@ -149,7 +149,7 @@ class SeatBelt:
     def facts(self) -> dict[str, Any]:
         """The state without the snapshots, as JSON."""
         latest = {name: float(size) for name, size in self._latest.items()}
-        ring = [{"step": one.step, "uses": one.uses, "sizes": one.sizes} for one in self.ring]
+        ring = [{name: getattr(one, name) for name in ("step", "uses", "sizes", "watch")} for one in self.ring]
         numbers = {"count": self.count, "factor": self.factor, "losses": fetch(self.losses)}
         return {**numbers, "watch": self.watch.state_dict(), "sizes": self.sizes, "latest": latest, "ring": ring}
 
@@ -177,8 +177,9 @@ class SeatBelt:
     def _end_window(self) -> Restoration | None:
         """The only place where a belt waits for the device, or talks to other processes."""
         losses, self.losses = over_processes(fetch(self.losses), self.subject.device), []
-        self._latest = dict(zip(self._latest, fetch(list(self._latest.values())), strict=True))
-        self.sizes.append(dict(self._latest))
+        sizes = dict(zip(self._latest, fetch(list(self._latest.values())), strict=True))
+        self._latest = {**sizes}
+        self.sizes.append(sizes)
         state = self.watch.look(losses)
         if state == "collapsed":
             return self.restore()
@@ -189,6 +190,7 @@ class SeatBelt:
     def _take(self, into: Snapshot | None = None) -> Snapshot:
         taken = self.subject.take(self.count, into)
         taken.sizes = {name: float(size) for name, size in self._latest.items()}
+        taken.watch = self.watch.state_dict()
         return taken
 
     def _first_grown(self) -> tuple[str, float]:
@@ -240,6 +242,8 @@ class SeatBelt:
             self._reading.enter_context(block.register_forward_hook(Hook(partial(self._read, name))))
 
     def _read(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # Compiled code would carry the reading in every step.
         features = next(tensors_in(output if isinstance(output, Mapping) else getattr(output, "sample", output)), None)
         if features is not None:
             self._latest[name] = features.detach().float().square().mean().sqrt()

@@ -148,8 +148,10 @@ class LossWatch:
         self.nothing = nothing
         self.mean: float = math.nan
         """Of the last window."""
+        self.level: float | None = None
+        """Of the healthy windows, the latest weighing half; a single window may be low by luck."""
         self.best: float | None = None
-        """The lowest of any window."""
+        """The lowest level up to now."""
         self.noise = 0.0
         """The standard error of a healthy window's mean."""
         self.above = 0
@@ -163,7 +165,7 @@ class LossWatch:
         self.mean = fmean(losses)
         noise = standard_error(losses)
         if math.isfinite(self.mean) and self.best is None:
-            self.best, self.noise = self.mean, noise
+            self.best, self.level, self.noise = self.mean, self.mean, noise
         self.state = "collapsed" if self.best is None or not math.isfinite(self.mean) else self._judge(self.best, noise)
         return self.state
 
@@ -181,7 +183,7 @@ class LossWatch:
         return self.best + share * (gap if gap > 0 else self.best)
 
     def _judge(self, best: float, noise: float) -> State:
-        assert self.nothing is not None, "it was set with the first window"
+        assert self.nothing is not None and self.level is not None, "they were set with the first window"
         self.above = self.above + 1 if self.mean > self.line(COLLAPSED) else 0
         clear = self.mean - best > CLEARLY * self.noise
         lasting = self.above >= PATIENCE and self.nothing - best > BEGUN * self.noise
@@ -189,13 +191,10 @@ class LossWatch:
             return "collapsed"
         if self.above or (clear and self.mean > self.line(HEALTHY)):
             return "rising"
-        self.best = min(best, self.mean)
+        self.level = (self.level + self.mean) / 2
+        self.best = min(best, self.level)
         self.noise += (noise - self.noise) / PATIENCE
         return "healthy"
-
-    def forgive(self) -> None:
-        """The run went back to where it was healthy."""
-        self.above, self.state = 0, "healthy"
 
     def state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "mean"}

@@ -33,6 +33,8 @@ class Snapshot:
     uses: int = 0
     sizes: dict[str, float] = field(default_factory=dict)
     """What the outputs of the network's blocks measured, by name."""
+    watch: dict[str, Any] = field(default_factory=dict)
+    """What was known of the losses: those that a run comes back to are not a collapse."""
     tensors: dict[Hashable, Tensor] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
 
@@ -44,6 +46,8 @@ class Subject:
         self.model, self.optimizer, self.ema, self.scaler = model, optimizer, ema, scaler
         self.parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.device = next(model.parameters()).device
+        self.emptied: dict[int, Any] = {}
+        """What the optimiser kept for a weight before it went back to its first step, in case it comes again."""
 
     def bytes(self) -> int:
         """How much a snapshot takes, if the optimiser keeps two numbers for a weight as Adam does."""
@@ -56,6 +60,7 @@ class Subject:
         """Copy the state, into the memory of a snapshot that is not needed any more; nothing waits for a GPU."""
         old = {} if into is None else into.tensors
         taken = Snapshot(step)
+        self.emptied.clear()
         for key, tensor in self._tensors().items():
             kept = old.get(key)
             if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
@@ -67,10 +72,12 @@ class Subject:
     @torch.no_grad()
     def put_back(self, snapshot: Snapshot) -> None:
         """Make the state what it was, in place: compiled code and the optimiser keep their tensors."""
-        slots = snapshot.others["slots"]
+        state, slots = self.optimizer.state, snapshot.others["slots"]
         for number, weight in enumerate(self.parameters):
-            if number not in slots:
-                self.optimizer.state.pop(weight, None)
+            if number not in slots and state.get(weight):
+                self.emptied[number] = state.pop(weight)
+            elif number in slots and not state.get(weight):
+                state[weight] = self.emptied.pop(number)
         for key, tensor in self._tensors().items():
             if key in snapshot.tensors:
                 tensor.copy_(snapshot.tensors[key], non_blocking=True)
