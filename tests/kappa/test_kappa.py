@@ -24,11 +24,10 @@ from scalelong.kappa.advisor import (
     KappaAdvice,
     KappaBand,
     kappa_band,
-    recipe_start,
-    repeated,
     solve_kappa,
     suggest_kappa,
 )
+from scalelong.kappa.start import recipe_start, repeated
 from scalelong.models import UViT
 from scalelong.theory import TheoryUNet, measure_inputs
 from scalelong.theory.input_norms import cifar10_images
@@ -265,7 +264,7 @@ def test_images_on_a_gpu_are_measured_as_those_on_the_cpu() -> None:
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 def test_a_conditional_recipe_is_measured_with_its_images_labels_whatever_the_batch_size(batch_size: int) -> None:
     labelled = ("labels.classes=10", "data.label_column=label")
-    _, images, predict = recipe_start(
+    _, images, predict, _ = recipe_start(
         load_recipe("digits", [*TINY, f"training.batch_size={batch_size}", *labelled]), most=6
     )
     assert predict(images[:2].repeat(3, 1, 1, 1), torch.zeros(6)).shape == (6, 1, 8, 8)

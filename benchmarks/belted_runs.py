@@ -1,6 +1,6 @@
 """What a seat belt saves: runs at the edge rate and above it, with and without one, and how they end.
 
-python benchmarks/seat_belt.py --data cifar10-folder --out runs/seat-belt --seeds 2 --steps 400
+python benchmarks/belted_runs.py --data cifar10-folder --out runs/seat-belt --seeds 2 --steps 400
 
 Prints the table of docs/seat-belt.md. Runs that are there are not made again. Half a minute for a run
 of 400 steps on an idle core.
@@ -31,7 +31,8 @@ def run(folder: Path, lr: float, seed: int, belted: bool, steps: int, recipe: st
     }
     config = load_recipe(recipe, [f"{key}={value}" for key, value in settings.items()])
     try:
-        train(config, folder, display=Silent())
+        if train(config, folder, display=Silent()).signal is not None:
+            raise KeyboardInterrupt
     except TrainingDiverged as error:
         print(f"{folder.name}: {error}", flush=True)
     return read_metrics(Run(folder).metrics.path)
