@@ -31,7 +31,11 @@ def measure(**shape: int) -> tuple[int, float, float, float, float]:
     steps, within, ends = [], [], []
     for number in range(1, STEPS + 1):
         begun = time.process_time()
-        images, noise, times = torch.randn(BATCH, 3, 32, 32), torch.randn(BATCH, 3, 32, 32), torch.randint(1000, (BATCH,))
+        images, noise, times = (
+            torch.randn(BATCH, 3, 32, 32),
+            torch.randn(BATCH, 3, 32, 32),
+            torch.randint(1000, (BATCH,)),
+        )
         loss = process.loss(model(process.add_noise(images, noise, times), times), images, noise, times).mean
         optimizer.zero_grad()
         loss.backward()

@@ -62,7 +62,9 @@ def main() -> None:
                 rates.append(next((line["lr"] for line in reversed(lines) if "lr" in line), math.nan))
             shown = (", ".join(f"{value:.4f}" for value in ends), ", ".join(map(str, returns)))
             final = ", ".join(f"{rate:.1e}" for rate in rates)
-            print(f"| {factor} × {EDGE:g} | {'yes' if belted else 'no'} | {shown[0]} | {shown[1]} | {final} |", flush=True)
+            print(
+                f"| {factor} × {EDGE:g} | {'yes' if belted else 'no'} | {shown[0]} | {shown[1]} | {final} |", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -160,7 +160,10 @@ def noisy(level: Callable[[int], float], steps: int, noise: float, seed: int) ->
     """Windows of 20 losses around a level, each off by a share of it that has a heavy tail."""
     generator = torch.Generator().manual_seed(seed)
     normal, chi = torch.randn(steps, generator=generator), torch.randn(steps, 4, generator=generator).square().mean(1)
-    losses = [level(step) * math.exp(noise * (n / c.sqrt()).item()) for step, (n, c) in enumerate(zip(normal, chi, strict=True))]
+    losses = [
+        level(step) * math.exp(noise * (n / c.sqrt()).item())
+        for step, (n, c) in enumerate(zip(normal, chi, strict=True))
+    ]
     return [losses[k : k + 20] for k in range(0, steps, 20)]
 
 

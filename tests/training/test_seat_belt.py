@@ -17,7 +17,13 @@ from scalelong.guard import TrainingDiverged, snapshots
 from scalelong.runs import Run
 from scalelong.training import Trainer
 
-LONG = ("training.steps=150", "training.checkpoint_every=1000", "training.log_every=10", "optim.lr=1e-3", "optim.warmup_steps=200")
+LONG = (
+    "training.steps=150",
+    "training.checkpoint_every=1000",
+    "training.log_every=10",
+    "optim.lr=1e-3",
+    "optim.warmup_steps=200",
+)
 OFF = "training.seat_belt=false"
 
 

@@ -32,8 +32,8 @@ class TrainingDiverged(RuntimeError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"training diverged: {what}. Lower the learning rate or warm up longer, clip gradients, scale the long skips "
-            "(scaling.method=cs with a smaller kappa), or train in float32"
+            f"training diverged: {what}. Lower the learning rate or warm up longer, clip gradients, scale the long "
+            "skips (scaling.method=cs with a smaller kappa), or train in float32"
         )
 
 

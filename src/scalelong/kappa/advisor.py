@@ -124,7 +124,7 @@ def suggest_kappa(
 
     `data` are images in [−1, 1] (or latents), of shape (count, …), or batches of them; `predict(x, t)` calls the model
     where `model(x, t)` would not do. The model should be as it is before training; it is left as it was. The band is
-    there at once, and told to `show_band`; the block gain takes about `seconds` at most, and tells `progress` its steps.
+    there at once, and told to `show_band`; the block gain takes about `seconds` at most and tells `progress` its steps.
     """
     images = data if isinstance(data, Tensor) else torch.cat(list(data))
     sites, generator = sites or find_skips(model), Generator().manual_seed(seed)
@@ -182,8 +182,8 @@ def advise(model: nn.Module, sites: list[SkipSite], norms: InputNorms, gain: Blo
     reasons = [about_inputs(norms, low, high), about_band(band, low, high, count), about_gain(gain, kappa, band)]
     if count > 1 and not band.low <= kappa <= band.high:
         reasons.append(
-            f"κ = {kappa} lies above this band, which asks for less than {LOWEST}: there it only says that the output of "
-            "an untrained network is large beside its target, and the paper's measurements end at that κ."
+            f"κ = {kappa} lies above this band, all of which is below {LOWEST}: it says how large the output of an "
+            "untrained network is beside its target, and not that a network learns with skips so weak."
         )
     if surviving < MOSTLY:
         reasons.append(about_absorption(surviving, where, kappa))
@@ -199,14 +199,10 @@ def choose(band: KappaBand, gain: BlockGain, num_skips: int) -> float:
         return 1.0
     middle, least = ((band.low + band.high) / 2, band.low) if band.low > 0 else (max(band.high, LOWEST), LOWEST)
     wanted = max(least, min(middle, gain.largest_kappa))
-    # Where rounding would leave the band, inwards.
-    step = 10.0**-DECIMALS
-    rounded = round(wanted, DECIMALS)
-    if least > rounded:
-        rounded += step
-    elif band.low > 0 and rounded > band.high:
-        rounded -= step
-    return round(rounded, DECIMALS)
+    highest, near = (band.high if band.low > 0 else 1.0), (0, 1, -1)
+    rounded = (round(wanted + step / 10**DECIMALS, DECIMALS) for step in near)
+    # A band may be narrower than the rounding.
+    return next((kappa for kappa in rounded if least <= kappa <= highest), wanted)
 
 
 def about_inputs(norms: InputNorms, low: float, high: float) -> str:
@@ -231,10 +227,12 @@ def about_band(band: KappaBand, low: float, high: float, num_skips: int) -> str:
 
 def about_gain(gain: BlockGain, kappa: float, band: KappaBand) -> str:
     if not gain.path_gains:
-        return f"The block gain was not measured, as one step of it would take about {gain.seconds:.0f} s: it sets no limit."
+        return f"The block gain was not measured: one step would take about {gain.seconds:.0f} s. It sets no limit."
     if math.isnan(gain.gain):
         return "The block gain cannot be seen, because the last layer starts at zero: it sets no limit here."
-    of = "each skip" if gain.skips is None else f"skips {' and '.join(map(str, gain.skips))} only, for the time it takes"
+    of = (
+        "each skip" if gain.skips is None else f"skips {' and '.join(map(str, gain.skips))} only, for the time it takes"
+    )
     text = f"Block gain M_0 {'=' if gain.settled else '≥'} {gain.gain:.3g} (Jacobians of the paths through {of}): "
     if gain.gain <= 1 or len(gain.path_gains) == 1:
         return text + "every κ ≤ 1 keeps Theorem 3.4's bound from growing with N."

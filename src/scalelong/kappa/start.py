@@ -69,7 +69,7 @@ def own_images(config: Config, most: int) -> tuple[Tensor, Condition, str]:
 
 
 def stand_ins(config: Config, why: str) -> tuple[Tensor, Condition, str]:
-    """Smooth random pictures, or noise for latents, of the recipe's shape, with classes or random features for texts."""
+    """Smooth random pictures, or noise for latents, of the recipe's shape; with classes, or random numbers for text."""
     generator, shape = Generator().manual_seed(config.seed), config.sample_shape
     if config.latents is None:
         coarse = torch.rand(STAND_INS, shape[0], 4, 4, generator=generator) * 2 - 1
