@@ -9,17 +9,19 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from ..config import Config, load_recipe
+from ..config.load import check_config
 from ..monitor.readings import with_nulls
 from ..runs.run_dir import Run, check_folder
-from ..utils.atomic import replace_text
+from ..utils.atomic import Damaged, read_json, replace_text, write_signed
 from ..utils.records import flatten
-from .methods import Method, PlanError, safe
+from .methods import Method, PlanError, check_rates, safe
 
 FILE = "comparison.json"
 HINT = ": give the same command to resume, more seeds or methods to extend it, or another --out"
@@ -57,7 +59,8 @@ class Arm:
     @property
     def setting(self) -> str:
         """Arms of the same setting are compared with each other."""
-        return "lr {lr:g}, depth {depth}, batch {batch}".format(**self.axes)
+        rate = "lr {lr:g}" if self.method.rate is None else "each at its own lr"
+        return f"{rate}, depth {{depth}}, batch {{batch}}".format(**self.axes)
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ def make_plan(
         raise PlanError("no methods to compare: give some, for instance --methods none,cs,ls")
     if twice := next((method for method in chosen if chosen.count(method) > 1), None):
         raise PlanError(f"--methods names {twice.id!r} twice")
+    check_rates(chosen, rates)
     axes = axis("lr", "optim.lr", rates), axis("depth", "model.depth", depths)
     settings = list(itertools.product(*axes, axis("batch", "training.batch_size", batches)))
     arms = [make_arm(recipe, method, setting, overrides) for setting in settings for method in chosen]
@@ -213,7 +217,7 @@ def save_plan(folder: Path, plan: Plan, command: str) -> str:
     """Write what is compared, if the folder is free for it; returns when the comparison was first begun."""
     created = check_plan(folder, plan).get("created") or now()
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / FILE, {"created": created, "command": command, **describe_plan(plan)})
+    write_signed(folder / FILE, {"created": created, "command": command, **with_nulls(describe_plan(plan))})
     return created
 
 
@@ -224,12 +228,34 @@ def check_plan(folder: Path, plan: Plan) -> dict[str, Any]:
             raise PlanError(f"{folder} is the folder of a single run: choose another --out")
         check_folder(Run(folder))
         return {}
-    before, asked = json.loads((folder / FILE).read_bytes()), describe_plan(plan)
+    with naming_plan(folder):
+        before = read_json(folder / FILE)
+        check_same_plan(folder, before, plan)
+    return before
+
+
+@contextmanager
+def naming_plan(folder: Path) -> Iterator[None]:
+    """For reading comparison.json: one that was changed is never taken for what was compared."""
+    try:
+        yield
+    except (Damaged, KeyError, TypeError, AttributeError) as damage:
+        raise PlanError(
+            f"{folder / FILE} does not say what is compared, as it is damaged or was changed ({damage}): "
+            "put it back, or choose another --out"
+        ) from damage
+
+
+def check_same_plan(folder: Path, before: dict[str, Any], plan: Plan) -> None:
+    """Raise unless a plan has all of what was compared before, with the same settings."""
+    asked = describe_plan(plan)
     arms = {arm["id"]: flatten(arm["config"]) for arm in asked["arms"]}
     for arm in before["arms"]:
         if arm["id"] not in arms:
             raise PlanError(f"{folder} holds a comparison with {arm['id']}, which is not asked for now{HINT}")
-        old, new = flatten(arm["config"]), arms[arm["id"]]
+        # Checked, for the keys that there were not yet.
+        config = check_config(arm["config"], {(): f"{folder / FILE}, {arm['id']}"})
+        old, new = flatten(config.model_dump(mode="json")), arms[arm["id"]]
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         if changed := ", ".join(f"{key} {old.get(key)} → {new.get(key)}" for key in keys[:4]):
             raise PlanError(f"{folder} holds a comparison with other settings of {arm['id']} ({changed}){HINT}")
@@ -239,4 +265,3 @@ def check_plan(folder: Path, plan: Plan) -> dict[str, Any]:
         raise PlanError(f"{folder} looks for the edge from the rates {old}, not from {asked['edge_rates']}{HINT}")
     if before["baseline"] != asked["baseline"]:
         raise PlanError(f"{folder} compares with {before['baseline']}, not with {asked['baseline']}{HINT}")
-    return before

@@ -8,22 +8,25 @@ from ..config.build import build_model, lay_out
 from ..config.schema import Config
 from ..config.sections import Weights
 from ..utils.runtime import own_device
-from .checkpoint import Checkpoint
-from .run_dir import Run, RunError
+from .checkpoint import Checkpoint, CheckpointError
+from .run_dir import Run, RunError, check_same_run
 
 # The checkpoint's names for the weights.
 GROUPS: dict[Weights, str] = {"ema": "ema", "raw": "model"}
 
 
 def choose_checkpoint(run: Run, which: str | int = "last") -> Checkpoint:
-    """The `last` checkpoint of a run, the `best` by validation loss, or that of a step; raises where there is none."""
+    """The `last` checkpoint of a run, the `best` by validation loss, or that of a step; raises where there is none.
+
+    Also where the recipe in the folder is no longer that of the checkpoint, of which it would make something else.
+    """
     store = run.checkpoints()
-    if str(which).isdecimal():
-        return store.load(int(which))
-    if which not in ("last", "best"):
+    if not str(which).isdecimal() and which not in ("last", "best"):
         raise ValueError(f"--checkpoint is best, last, or the number of a step, not {which!r}")
-    found = store.latest() if which == "last" else store.best()
+    found = store.load(int(which)) if str(which).isdecimal() else store.latest() if which == "last" else store.best()
     if found is not None:
+        if run.exists:
+            check_same_run(run, run.config(), found)
         return found
     if which == "last":
         raise RunError(f"{run.folder} has no checkpoint yet")
@@ -46,7 +49,13 @@ def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, co
 def read_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn.Module:
     """The network of a checkpoint as it was built, in eval mode and on the CPU."""
     model = build_model(config)
-    model.load_state_dict(checkpoint.tensors(GROUPS[weights]))
+    try:
+        model.load_state_dict(checkpoint.tensors(GROUPS[weights]))
+    except RuntimeError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"{checkpoint.path} holds the weights of another network than its recipe's: {reason}") from error
     return model.eval()
 
 

@@ -31,6 +31,7 @@ from ..runs.run_dir import (
     last_precision,
 )
 from ..utils.runtime import whole
+from .clip import AdaptiveClip
 from .logger import Display, RunLogger
 from .loss import DiffusionLoss, NoisyBatch, build_validation, find_origin, seed_dropout
 from .parallel import Parallel, StopSignals, alone_in, build_optimizer, check_batch_divides, explain_lost_peer
@@ -83,14 +84,9 @@ class Trainer:
         progress = partial(self.logger.display.show_progress, "images read")
         self.inputs = open_inputs(config, rank=rank.index, world=rank.world, device=self.device, progress=progress)
         self.batches, self.conditioning = self.inputs.batches, conditioning_of(config, self.inputs.empty_text)
-        channels_last = has_channels_last(training, self.device)
+        process, channels_last = build_process(config.diffusion), has_channels_last(training, self.device)
         self.loss = DiffusionLoss(
-            build_process(config.diffusion),
-            self.conditioning,
-            config.seed,
-            training.batch_size,
-            self.batches.own,
-            channels_last,
+            process, self.conditioning, config.seed, training.batch_size, self.batches.own, channels_last
         )
         self.validation = build_validation(config, self.inputs, rank=rank, device=self.device)
         self.network = parallel.place(build_model(config), training)
@@ -98,7 +94,9 @@ class Trainer:
         optimizer = build_optimizer(self.network, config.optim, self.device)
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ema = EMA(self.network, config.optim.ema_decay, warmup=config.optim.ema_warmup)
-        self.state = TrainState(self.network, optimizer, ema, scaler := parallel.build_scaler())
+        ratio, scaler = config.optim.adaptive_clip, parallel.build_scaler()
+        clip = None if ratio is None else AdaptiveClip(ratio, self.parameters)
+        self.state = TrainState(self.network, optimizer, ema, scaler, clip)
         if training.seat_belt:
             nothing = self.loss.process.loss_of_nothing()
             self.state.belt = SeatBelt(self.network, optimizer, ema, nothing=nothing, scaler=scaler)
@@ -147,9 +145,10 @@ class Trainer:
         config, step = self.config, self.state.step
         last = step == config.training.steps
         if step % config.training.log_every == 0 or last:
-            lr = learning_rate(config.optim, step - 1) * self.state.factor
+            lr = learning_rate(config.optim, step - 1, config.training.steps) * self.state.factor
             self.logger.log(step, loss=self.state.take_mean_loss(), lr=lr, grad_norm=decision.grad_norm)
-        validation_loss = self.validate() if self.is_due(config.training.validate_every) else None
+        validation_loss = self.validate() if (validated := self.is_due(config.training.validate_every)) else None
+        self.stopping |= validated and self.parallel.any_rank(self.logger.display.ends)
         # Before what takes long or may fail, so that neither costs the steps since the last checkpoint.
         due = last or self.checkpoint_is_due()
         saved = due or self.stopping
@@ -165,13 +164,13 @@ class Trainer:
             if saved != self.stopping:
                 self.save(validation_loss)
         if last and self.evaluation_is_due():
-            self.logger.info(f"the last step was not evaluated: scalelong evaluate {self.run.folder}")
+            self.logger.info(f"the last step was not evaluated: scalelong evaluate {self.run}")
 
     def train_step(self) -> StepDecision:
         """Forward, backward and, if loss and gradients are finite, an update; the step counts in either case."""
         config, state, parallel = self.config, self.state, self.parallel
         for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(config.optim, state.step)
+            group["lr"] = learning_rate(config.optim, state.step, config.training.steps)
         seed_dropout(config.seed, state.step, parallel.rank.index)
         batch = self.loss.sample_noise(self.batches.at(state.step + state.batch_offset))
         micro_batches = batch.split(config.training.grad_accumulation)
@@ -188,8 +187,8 @@ class Trainer:
 
         if state.scaler is not None:
             state.scaler.unscale_(state.optimizer)
-        limit = config.optim.clip_norm or math.inf
-        norm = whole(nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
+        limit, clip = config.optim.clip_norm or math.inf, state.clip or nn.utils.clip_grad_norm_
+        norm = whole(clip(self.parameters, limit, foreach=True))
 
         # The only exchange besides the gradients, and the only wait for the device: the processes decide alike.
         stop = torch.tensor(float(self.signals.requested()), device=self.device)
@@ -225,7 +224,8 @@ class Trainer:
     def begin(self) -> None:
         """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
         start, config, run = self.start, self.config, self.run
-        metrics_size = 0 if start.checkpoint is None else self.load(start.checkpoint)
+        if start.checkpoint is not None:
+            self.load(start.checkpoint)
         if not start.same_run:
             # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
             self.save()
@@ -234,7 +234,7 @@ class Trainer:
             if self.parallel.is_main:
                 if self.evaluator is not None:
                     self.evaluator.begin(start.step)
-                drop_later(run, start, self.store, metrics_size=metrics_size)
+                self.logger.mark_damage(start.step, drop_later(run, start, self.store))
                 run.begin(config, environment(seed=config.seed, step=start.step, **self.parallel.describe()))
             self.logger.start_trackers()
         if precision not in (None, self.parallel.precision):
@@ -244,12 +244,11 @@ class Trainer:
         else:
             self.logger.info(f"resuming from step {start.step} ({start.checkpoint.path})")
 
-    def load(self, checkpoint: Checkpoint) -> int:
-        """Continue from a checkpoint; returns the size that metrics.jsonl had."""
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint."""
         saved = self.state.load(checkpoint, same_run=self.start.same_run)
         if self.monitor is not None:
             self.monitor.load_state_dict(saved["monitor"]) if saved["monitor"] else self.monitor.seek(saved["step"])
-        return saved["metrics_size"]
 
     def finish_pending(self) -> None:
         """Do what was due after the step that the run resumes from, if it was stopped or killed before that."""
@@ -299,8 +298,8 @@ class Trainer:
             tensors = state.tensors(keep=parallel.is_main)
             if parallel.is_main:
                 monitor = None if self.monitor is None else self.monitor.state_dict()
-                facts = {"metrics_size": self.logger.metrics.synced_size(), "monitor": monitor}
-                self.store.save(state.step, tensors, {**state.as_json(), **facts}, validation_loss)
+                facts = {**state.as_json(), **self.logger.facts(), "monitor": monitor}
+                self.store.save(state.step, tensors, facts, validation_loss)
 
     def sample_grid(self) -> None:
         """A grid of samples of the EMA weights, always of the same noise."""

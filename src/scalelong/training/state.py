@@ -22,7 +22,8 @@ from ..guard.belt import SeatBelt
 from ..guard.losses import Spike, SpikeDetector
 from ..runs.checkpoint import Checkpoint
 from ..runs.run_dir import RunError
-from ..utils.runtime import local
+from ..utils.runtime import first_names, is_averaged, local, tensors_of
+from .clip import AdaptiveClip
 from .parallel import gather_tensors, scatter_tensors
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -42,6 +43,8 @@ class TrainState:
     ema: EMA
     scaler: Any = None
     """The gradient scaler of fp16, or None."""
+    clip: AdaptiveClip | None = None
+    """What clips each tensor's gradient by itself, with its averages."""
     belt: SeatBelt | None = None
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
     step: int = 0
@@ -88,8 +91,8 @@ class TrainState:
         return groups
 
     def _groups(self, keep: bool, prefix: str = "", *, copy: bool = False) -> dict[str, dict[str, Tensor]]:
-        moments = moments_of(self.optimizer, self.network)
-        parts = {"model": self.network.state_dict(), "ema": self.ema.state_dict(), "optimizer": moments}
+        parts = {"model": self.network.state_dict(), "ema": self.ema.state_dict()}
+        parts["optimizer"] = moments_of(self.optimizer, self.network)
         whole = {prefix + group: gather_tensors(tensors, keep) for group, tensors in parts.items()}
         return deepcopy(whole) if copy else whole
 
@@ -103,8 +106,8 @@ class TrainState:
             "ema_step": self.ema.step,
             "spikes": self.spikes.state_dict(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "belt": None if self.belt is None else self.belt.facts(),
-            "snapshots": others,
+            **({} if self.clip is None else {"clip": self.clip.state_dict()}),
+            **({} if self.belt is None else {"belt": self.belt.facts(), "snapshots": others}),
         }
 
     def load(self, checkpoint: Checkpoint, *, same_run: bool = True) -> dict[str, Any]:
@@ -112,6 +115,7 @@ class TrainState:
         saved = checkpoint.state()
         if saved.get("format") != FORMAT:
             raise RunError(f"{checkpoint.path} was written by another version of scalelong: train anew with this one")
+        check_kinds(checkpoint, saved)
         if self.belt is not None and same_run and saved.get("belt") is not None:
             self.belt.load_facts(saved["belt"])
             for kept, others in zip(saved["belt"]["ring"], saved["snapshots"], strict=True):
@@ -122,6 +126,8 @@ class TrainState:
         for name in COUNTS:
             setattr(self, name, saved[name])
         self.spikes.load_state_dict(saved["spikes"])
+        if self.clip is not None and "clip" in saved:
+            self.clip.load_state_dict(saved["clip"])
         return saved
 
     def _load_training(self, checkpoint: Checkpoint, saved: Mapping[str, Any], prefix: str = "") -> None:
@@ -159,14 +165,29 @@ def refuse_other_network(path: Path, saved: Mapping[str, Tensor], own: Mapping[s
         )
 
 
-def learning_rate(config: OptimConfig, step: int) -> float:
-    """The rate of a step, counted from 0: a linear warm-up that reaches the full rate, then constant.
+def check_kinds(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> None:
+    """Raise where a checkpoint says something else than `as_json` does, for instance because it was written by hand."""
+    kinds: dict[str, Any] = {**dict.fromkeys(COUNTS, int), "loss_sum": int | float, "ema_step": int, "spikes": dict}
+    kinds |= {"metrics_size": int, "scaler": dict | None, "monitor": dict | None}
+    for key, kind in kinds.items():
+        if not isinstance(saved.get(key), kind) or isinstance(saved.get(key), bool):
+            raise checkpoint.damaged(f"its state has {saved.get(key)!r} as {key}")
+
+
+def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
+    """The rate of one of so many steps, counted from 0: a linear warm-up that reaches the full rate, then the schedule.
 
     >>> config = OptimConfig(lr=1.0, warmup_steps=4)
-    >>> [learning_rate(config, step) for step in range(5)]
+    >>> [learning_rate(config, step, 8) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
+    >>> config = OptimConfig(lr=1.0, warmup_steps=2, schedule="linear")
+    >>> [learning_rate(config, step, 6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
-    return config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps))
+    if step < config.warmup_steps or config.schedule == "constant":
+        return config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps))
+    left = (steps - step) / (steps - config.warmup_steps)
+    return config.lr * (left if config.schedule == "linear" else math.sin(0.5 * math.pi * left) ** 2)
 
 
 def moments_of(optimizer: Optimizer, network: nn.Module) -> dict[str, Tensor]:
@@ -311,29 +332,6 @@ class EMA:
     def _refuse_while_swapped(self) -> None:
         if self._swapped:
             raise RuntimeError("the EMA weights are swapped into the model; leave the `with ema.swap(…)` first")
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, each tensor once, under its first name."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    # One walk instead of those of named_parameters and named_buffers: this runs at every step.
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                found.setdefault(id(tensor), (prefix + name, tensor))
-    return dict(found.values())
-
-
-def first_names(model: nn.Module) -> dict[str, str]:
-    """For every tensor of the state_dict, the first name of the same tensor: tied weights share one."""
-    first: dict[int, str] = {}
-    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
-    return {name: first.setdefault(id(value), name) for name, value in state.items()}
-
-
-def is_averaged(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) and (tensor.is_floating_point() or tensor.is_complex())
 
 
 def wide_copy(parameter: Tensor) -> Tensor:

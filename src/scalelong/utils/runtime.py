@@ -46,6 +46,20 @@ def own_device() -> str:
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
 
 
+def training_memory(sharded: bool = False) -> int:
+    """Bytes that a network may take in training: of this process's GPU, or of all of them, or of the machine."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(own_device()).total_memory * (Rank.here().world if sharded else 1)
+    return machine_memory()
+
+
+def machine_memory() -> int:
+    """Bytes of memory that the machine has, used or not."""
+    import psutil
+
+    return psutil.virtual_memory().total
+
+
 def has_bf16(device: str) -> bool:
     """Whether the device multiplies matrices of bf16 by itself, and so faster than those of float32."""
     if device == "cuda":
@@ -103,6 +117,29 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list, Mapping)):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(item)
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, each tensor once, under its first name."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    # One walk instead of those of named_parameters and named_buffers: this runs at every step.
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                found.setdefault(id(tensor), (prefix + name, tensor))
+    return dict(found.values())
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """For every tensor of the state_dict, the first name of the same tensor: tied weights share one."""
+    first: dict[int, str] = {}
+    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    return {name: first.setdefault(id(value), name) for name, value in state.items()}
+
+
+def is_averaged(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and (tensor.is_floating_point() or tensor.is_complex())
 
 
 def blocks_of(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
