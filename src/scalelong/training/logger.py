@@ -111,6 +111,7 @@ class RunLogger:
         """The seat belt went back."""
         told = {"from_step": restoration.step, "factor": restoration.factor, "message": str(restoration)}
         self.record(restoration.back_to, {"event": "rollback", **told})
+        self.clock.lap(restoration.back_to)  # The next speed counts from there.
         self.info(str(restoration))
 
     def log_end(self, step: int, error: TrainingDiverged) -> None:
