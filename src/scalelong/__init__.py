@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compare.any_loop import find_edge
+    from .guard import SeatBelt
     from .skips import (
         METHODS,
         AbsorbedScalingWarning,
@@ -37,6 +38,7 @@ __all__ = [
     "Argument",
     "Channels",
     "Inline",
+    "SeatBelt",
     "SkipScaling",
     "SkipSite",
     "__version__",
@@ -56,6 +58,7 @@ __all__ = [
 
 # What is not of `.skips`, and needs more than torch.
 LAZY = {
+    "SeatBelt": ".guard",
     "find_edge": ".compare.any_loop",
     "from_pretrained": ".skips.pretrained",
     "save_pretrained": ".skips.pretrained",

@@ -178,6 +178,7 @@ def with_intervals(config: Config, explicit: set[str]) -> Config:
         "sample_every": steps,
         "checkpoint_every": min(training.checkpoint_every, max(1, steps // 10)),
         "keep_last": 1,
+        "seat_belt": False,  # Or no run would fail.
         "monitor_every": None if training.compile else training.monitor_every or max(1, steps // READINGS),
     }
     found = with_training(config, {key: value for key, value in intervals.items() if f"training.{key}" not in explicit})

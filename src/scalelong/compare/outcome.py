@@ -24,7 +24,7 @@ from ..evaluation import Plan as EvaluationPlan
 from ..evaluation import evaluate_run
 from ..evaluation.results import FILE as EVALUATIONS
 from ..evaluation.results import Evaluation, read_evaluations
-from ..guard.nonfinite import TrainingDiverged
+from ..guard.losses import TrainingDiverged
 from ..monitor.readings import with_nulls
 from ..runs import Run, read_metrics
 from ..runs.model import load_network

@@ -209,7 +209,9 @@ class TrainingConfig(Section):
     monitor_every: Whole | None = None
     """Steps between readings of the skip monitor, which also go to metrics.jsonl; null = no monitor."""
     max_skipped: Whole = 5
-    """Steps in a row with non-finite loss or gradient before the run goes back to the last good checkpoint."""
+    """Steps in a row with non-finite loss or gradient before the seat belt goes back; without one the run ends."""
+    seat_belt: bool = True
+    """Whether a run whose loss collapses goes back to where it was healthy, at a lower rate."""
     must_gain: Annotated[float, Field(lt=1)] = 0.5
     """A run that ends with less of what a simple denoiser gains over predicting nothing has failed, for `compare` and
     `edge`; below 0 it may end that much worse than predicting nothing."""

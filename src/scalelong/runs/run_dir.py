@@ -41,7 +41,7 @@ MAY_DIFFER |= {
     f"training.{key}"
     for key in (
         *("steps", "log_every", "validate_every", "sample_every", "checkpoint_every"),
-        *("keep_last", "max_skipped", "must_gain", "monitor_every", "trackers", "parallel"),
+        *("keep_last", "max_skipped", "must_gain", "monitor_every", "trackers", "parallel", "seat_belt"),
     )
 }
 
