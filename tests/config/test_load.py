@@ -140,7 +140,7 @@ def test_a_config_cannot_be_changed() -> None:
         ("  kappa:", "  zzz:", "22: scaling.zzz: unknown key; scaling has method, where, kappa, value, ratio, "),
         ("steps: 100", "steps: many", "18: training.steps: must be a valid integer, got 'many'"),
         ("betas: [0.9, 0.99]", "betas:\n    - 0.9\n    - 2", "18: optim.betas[1]: must be less than 1, got 2"),
-        ("uvit", "vit", "7: model.kind: must be one of 'uvit', 'unet', got 'vit'; did you mean 'uvit'?"),
+        ("uvit", "vit", "7: model.kind: must be one of 'uvit', 'unet', 'python', got 'vit'; did you mean 'uvit'?"),
         ("  kind: uvit\n", "", "6: model.kind: is missing"),
         ("method: cs", "method: css", "21: scaling.method: must be one of 'none', 'uniform', 'cs', "),
         (SCALING, "scaling: cs", "20: scaling: must be a section with keys of its own, got 'cs'"),

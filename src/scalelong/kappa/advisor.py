@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ..config import Config, build_model, build_process
-from ..config.build import conditioning_of, open_inputs
+from ..config.build import conditioning_of, known_sites, open_inputs
 from ..config.schema import ScalingConfig
 from ..diffusion import DiffusionProcess, Prediction, Schedule, noise_predictor
 from ..diffusion.guidance import Condition, Predictor
@@ -50,8 +50,12 @@ class KappaBand:
     high: float
 
 
-def kappa_band(num_skips: int, low: float = 1.22, high: float = PAPER_LIMIT) -> KappaBand:
+def kappa_band(
+    num_skips: int, low: float = 1.22, high: float = PAPER_LIMIT, factors: Sequence[float] = ()
+) -> KappaBand:
     """The κ between which low ≤ Σ_j κ^{2(j−1)} ≤ high for N skips: exact, where the paper rounds to [0.5, 0.95].
+
+    `factors` are those of a network that multiplies its skips by a number of its own, such as 1/√2.
 
     >>> band = kappa_band(6, 1.22, 5)
     >>> round(band.low, 3), round(band.high, 3)
@@ -59,16 +63,17 @@ def kappa_band(num_skips: int, low: float = 1.22, high: float = PAPER_LIMIT) -> 
     """
     if num_skips < 1 or not 0 < low <= high:
         raise ValueError(f"needs num_skips ≥ 1 and 0 < low ≤ high, got {num_skips}, {low} and {high}")
-    return KappaBand(solve_kappa(num_skips, low), solve_kappa(num_skips, high))
+    return KappaBand(solve_kappa(num_skips, low, factors), solve_kappa(num_skips, high, factors))
 
 
-def solve_kappa(num_skips: int, total: float) -> float:
+def solve_kappa(num_skips: int, total: float, factors: Sequence[float] = ()) -> float:
     """The κ in [0, 1] with Σ_{j<N} κ^{2j} = total, by bisection to the last bit; the nearer end if there is none."""
-    if total <= 1 or total >= num_skips:
-        return 0.0 if total <= 1 else 1.0
+    least, most = (sum_of_squares(num_skips, end, factors) for end in (0, 1))
+    if total <= least or total >= most:
+        return 0.0 if total <= least else 1.0
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if sum_of_squares(num_skips, middle) < total else (low, middle)
+        low, high = (middle, high) if sum_of_squares(num_skips, middle, factors) < total else (low, middle)
     return middle
 
 
@@ -90,6 +95,8 @@ class KappaAdvice:
     surviving: float
     """The share of the scaling that gets past the norms which read the skips; 1 where there are none."""
     reasons: tuple[str, ...]
+    factors: tuple[float, ...] = ()
+    """What the network itself multiplies its skips by, outermost first; empty if it does not."""
 
     def summary(self) -> dict[str, Any]:
         """All but the numbers of single images, for JSON: what `scalelong kappa --json` prints."""
@@ -145,7 +152,8 @@ def advise_recipe(config: Config) -> KappaAdvice:
     """Measure the recipe's network as it starts, without scaling, on what it would train on."""
     model, images, predict = recipe_start(config)
     schedule, prediction = build_process(config.diffusion).schedule, config.diffusion.prediction
-    return suggest_kappa(model, images, schedule, prediction=prediction, predict=predict)
+    sites = known_sites(model, config)
+    return suggest_kappa(model, images, schedule, prediction=prediction, predict=predict, sites=sites)
 
 
 def recipe_start(config: Config, most: int = 10_000) -> tuple[nn.Module, Tensor, Predictor]:
@@ -176,16 +184,25 @@ def advise(model: nn.Module, sites: list[SkipSite], norms: InputNorms, gain: Blo
     """The recommendation from what was measured."""
     count, low = len(sites), norms.ratio_of_means
     high = max(low, norms.ratios.quantile(PAPER_SHARE).item())
-    band = kappa_band(count, low, high)
+    factors = own_factors(sites)
+    band = kappa_band(count, low, high, factors)
     kappa = choose(band, gain, count)
     constants = constant_coefficients(max(site.index for site in sites), kappa).tolist()
     # The median over the skips that are scaled; 1 if no norm absorbs any.
     surviving = statistics.median(surviving_shares(model, sites, constants) or [1.0])
     where = "after-norm" if surviving < MOSTLY and all(site.readers and site.joined for site in sites) else "input"
     reasons = [about_inputs(norms, low, high), about_band(band, low, high, count), about_gain(gain, kappa, band)]
+    if factors:
+        reasons.append(about_factors(factors))
     if surviving < MOSTLY:
         reasons.append(about_absorption(surviving, where, kappa))
-    return KappaAdvice(kappa, where, band, count, low, high, norms, gain, surviving, tuple(reasons))
+    return KappaAdvice(kappa, where, band, count, low, high, norms, gain, surviving, tuple(reasons), factors)
+
+
+def own_factors(sites: list[SkipSite]) -> tuple[float, ...]:
+    """What the network itself multiplies its skips by, outermost first; empty if it multiplies none."""
+    factors = tuple(site.factor for site in sorted(sites, key=lambda site: site.index))
+    return () if all(factor == 1 for factor in factors) else factors
 
 
 def choose(band: KappaBand, gain: BlockGain, num_skips: int) -> float:
@@ -217,6 +234,13 @@ def about_band(band: KappaBand, low: float, high: float, num_skips: int) -> str:
         return text
     text += " Σκ_j² is never below 1, so the targets set no lower end; without its skips a network learns less, and "
     return text + f"the paper considers no κ below {LOWEST}."
+
+
+def about_factors(factors: tuple[float, ...]) -> str:
+    times, own = sum(factor != 1 for factor in factors), sum_of_squares(len(factors), 1, factors)
+    return (
+        f"The network multiplies {times} of its skips by a number itself: Σκ_j² counts that, and is {own:.3g} at κ = 1."
+    )
 
 
 def about_gain(gain: BlockGain, kappa: float, band: KappaBand) -> str:
@@ -264,11 +288,13 @@ def draw_ratios(axes: Any, advice: KappaAdvice) -> None:
 def draw_sums(axes: Any, advice: KappaAdvice) -> None:
     """Σκ_j² over κ, with the band where it lies between the targets."""
     grid = [i / 200 for i in range(201)]
-    axes.plot(grid, [sum_of_squares(advice.num_skips, kappa) for kappa in grid], color=GREY, linewidth=2)
+    axes.plot(
+        grid, [sum_of_squares(advice.num_skips, kappa, advice.factors) for kappa in grid], color=GREY, linewidth=2
+    )
     axes.axvspan(advice.band.low, advice.band.high, color=GREEN, alpha=0.15, linewidth=0)
     for target, colour in ((advice.low, BLUE), (advice.high, ORANGE)):
         axes.axhline(target, color=colour, linewidth=1.5)
-    total = sum_of_squares(advice.num_skips, advice.kappa)
+    total = sum_of_squares(advice.num_skips, advice.kappa, advice.factors)
     axes.plot([advice.kappa], [total], "o", color=GREEN, markersize=8)
     axes.annotate(f"κ = {advice.kappa}", (advice.kappa, total), xytext=(-8, 6), textcoords="offset points", ha="right")
     band = f"{advice.band.low:.3f} to {advice.band.high:.3f}"
