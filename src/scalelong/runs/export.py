@@ -21,7 +21,7 @@ from ..config.schema import Config, UViTConfig
 from ..config.sections import Weights
 from ..data.sources import import_extra
 from ..skips import AbsorbedScalingWarning, fuse_skips, scale_skips
-from ..utils.atomic import Files, read_tensors, replace_text
+from ..utils.atomic import Files, publish, read_tensors, replace_text
 from .card import UVIT_FILE, write_card
 from .model import choose_checkpoint, read_network
 from .run_dir import Run, RunError
@@ -75,7 +75,7 @@ def export_run(
             if reason is not None:
                 claim(temporary, config)
         write_card(temporary / "README.md", run, config, chosen.step, weights, parameters, reason)
-        os.rename(temporary, target)
+        publish(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Export(target, reason)

@@ -22,7 +22,7 @@ import torch
 from ..config.load import load_recipe, to_yaml
 from ..config.schema import Config
 from ..config.sections import EvaluationConfig
-from ..utils.atomic import locked, replace_text, writing
+from ..utils.atomic import Files, locked, replace_text, writing
 from ..utils.records import flatten
 from .checkpoint import Checkpoint, CheckpointStore
 
@@ -71,9 +71,10 @@ class MetricsLog:
         """The length of the file in bytes, once all of it is on the disk; 0 before its first line."""
         if not self.path.exists():
             return 0
-        with writing(self.path), self.path.open("ab") as file:
-            os.fsync(file.fileno())
-            return file.tell()
+        with writing(self.path):
+            for path in (self.path, self.path.parent):
+                Files().sync(path)
+            return self.path.stat().st_size
 
     def cut(self, size: int) -> None:
         """Drop what came after `size` bytes, a line that was written in part included."""
@@ -131,7 +132,6 @@ class Run:
 
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
         """Write what the run is, before its first step or when it resumes; earlier environments are kept."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps([*self.starts(), environment], indent=1, ensure_ascii=False)
         # First what makes the folder that of a run: a kill in between leaves one that can be begun again.
         replace_text(self.config_file, to_yaml(config))

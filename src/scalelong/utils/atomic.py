@@ -37,7 +37,11 @@ class Files:
     """What a save does to the disk. Every method raises OSError, and nothing else, when the disk refuses."""
 
     def make_folder(self, path: Path) -> None:
+        """Make a folder, and those around it; a power loss does not take it away again, with all that is in it."""
+        missing = [place for place in (path, *path.parents) if not place.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for place in missing:
+            self.sync(place.parent)
 
     def write_bytes(self, path: Path, data: bytes) -> None:
         path.write_bytes(data)
@@ -100,12 +104,16 @@ def human_size(count: float) -> str:
 
 
 def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file under a temporary name, sync it and give it its name: it is complete or not there."""
+    """Let `write` fill a file under a temporary name, sync it and give it its name: it is complete or not there.
+
+    Folders that are missing are made.
+    """
     # Named after the process: two that write the same file must not write into each other's.
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     files = Files()
     try:
         with writing(path):
+            files.make_folder(path.parent)
             write(temporary)
             # Some libraries make files that nobody else may read; the system tells the umask only to those who set it.
             umask = os.umask(0o077)
@@ -116,6 +124,15 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
             files.sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def publish(temporary: Path, folder: Path) -> None:
+    """Sync the files of a folder and give it its name: it is complete or not there."""
+    files = Files()
+    for path in (*temporary.rglob("*"), temporary):
+        files.sync(path)
+    files.rename(temporary, folder)
+    files.sync(folder.parent)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -132,7 +149,7 @@ def locked(file: Path, busy: str, *, wait: float | None = 0) -> Iterator[None]:
     """
     folder = file.parent
     is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+    Files().make_folder(folder)
     lock = FileLock(file)
     try:
         lock.acquire(timeout=-1 if wait is None else wait)
