@@ -86,6 +86,7 @@ def test_the_seconds_of_a_run_are_those_of_all_its_sessions(first: float, finish
     run = planned()
     shutil.copytree(finished / run.folder, tmp_path / run.folder)
     folder = Run(tmp_path / run.folder)
+    (folder.folder / outcome.FILE).unlink()  # Else the log is bound to the last checkpoint.
     folder.environment_file.write_text(json.dumps([{"step": 0}, {"step": 4}, {"step": 6}]))
     seconds = [1.0, 2.0, 3.0, 100.0, first, first + 1, 5.0, 6.0, 7.0, 8.0]
     lines = [{"step": step, "seconds": value} for step, value in enumerate(seconds, start=1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import shutil
@@ -282,3 +283,20 @@ def test_an_interrupted_watch_leaves_a_page_that_stands_still(
     assert result.exit_code == 0 and result.stdout.endswith(f"page: {page}\n")
     assert seen == [RELOAD_SECONDS]
     assert Page(page.read_text(encoding="utf-8")).data["reload"] == 0
+
+
+def test_lines_that_a_log_has_lost_are_among_the_warnings(cases: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(cases / "half", tmp_path / "run")
+    log = run / "metrics.jsonl"
+    content = log.read_bytes()
+    lines, step = content.count(b"\n"), max(json.loads(line)["step"] for line in content.splitlines())
+    said = {"step": step, "metrics_size": len(content), "metrics_lines": lines}
+    said |= {"metrics_sha256": hashlib.sha256(content).hexdigest()}
+    write_json(run / "checkpoints" / f"step-{step:06d}" / "state.json", said)
+    assert "metrics.jsonl is not as" not in page_of(run).text
+
+    log.write_bytes(b"".join(content.splitlines(keepends=True)[:4]))
+    assert f"{lines - 4} of {lines} lines up to step {step} are lost" in page_of(run).text
+    with log.open("a") as file:
+        file.write(json.dumps({"step": 2, "event": "log damaged", "message": "3 of 5 lines are lost"}) + "\n")
+    assert "run/metrics.jsonl: 3 of 5 lines are lost." in page_of(run).text

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import Config
 from ..runs import Run, read_metrics
-from ..utils.records import is_reading, trained_seconds
+from ..utils.records import damage_of_run, is_reading, trained_seconds
 from .grid import PlannedRun
 from .intervals import Curve
 from .outcome import Outcome, distance_of, evaluations, read_outcome
@@ -40,6 +40,7 @@ class RunRecord:
     coefficients: dict[int, float] = field(default_factory=dict)  # κ_i at the end, by the skip's index.
     seconds: float = 0.0  # Of the training loop, over all sessions.
     seconds_per_step: float | None = None
+    damage: str | None = None  # What is lost of its log; such a run is no part of any result.
 
     @property
     def failed(self) -> bool:
@@ -92,10 +93,13 @@ def initial_loss(runs: Sequence[RunRecord]) -> float | None:
 def collect(out: Path, run: PlannedRun) -> RunRecord:
     """Read a run's folder; one that was not begun has nothing."""
     folder = out / run.folder
-    files = Run(folder)
-    if not files.metrics.path.is_file():
-        return RunRecord(run.seed, str(run.folder))
+    files, outcome = Run(folder), read_outcome(folder)
     lines = read_metrics(files.metrics.path)
+    marks = [line["message"] for line in lines if line.get("event") == "log damaged"]
+    if damage := (outcome and damage_of_run(folder)) or next(iter(marks), None):
+        return RunRecord(run.seed, str(run.folder), damage=f"{damage}. Remove {folder} to make the run again")
+    if not lines:
+        return RunRecord(run.seed, str(run.folder), outcome=outcome)
     # The event of an oscillation names a skip too, but is no reading of the monitor.
     readings = [line for line in lines if "event" not in line and is_reading(line)]
     # The median over the logged laps: those with an evaluation or a checkpoint in them are the fewer ones.
@@ -106,7 +110,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         seed=run.seed,
         folder=str(run.folder),
         step=lines[-1]["step"] if lines else 0,
-        outcome=read_outcome(folder),
+        outcome=outcome,
         losses={ln["step"]: float(ln["validation_loss_ema"]) for ln in lines if "validation_loss_ema" in ln},
         distances=distances,
         raw_distance=raw_distance,

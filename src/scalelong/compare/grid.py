@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config, load_recipe
+from ..config.load import check_config
 from ..monitor.readings import with_nulls
 from ..runs.run_dir import Run, check_folder
-from ..utils.atomic import replace_text
+from ..utils.atomic import Damaged, read_json, replace_text, write_signed
 from ..utils.records import flatten
 from .methods import Method, PlanError, safe
 
@@ -211,7 +212,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 def save_plan(folder: Path, plan: Plan, command: str) -> str:
     """Write what is compared, if the folder is free for it; returns when the comparison was first begun."""
     created = check_plan(folder, plan).get("created") or now()
-    write_json(folder / FILE, {"created": created, "command": command, **describe_plan(plan)})
+    write_signed(folder / FILE, {"created": created, "command": command, **with_nulls(describe_plan(plan))})
     return created
 
 
@@ -222,12 +223,27 @@ def check_plan(folder: Path, plan: Plan) -> dict[str, Any]:
             raise PlanError(f"{folder} is the folder of a single run: choose another --out")
         check_folder(Run(folder))
         return {}
-    before, asked = json.loads((folder / FILE).read_bytes()), describe_plan(plan)
+    try:
+        before = read_json(folder / FILE)
+        check_same_plan(folder, before, plan)
+    except (Damaged, KeyError, TypeError, AttributeError) as damage:
+        raise PlanError(
+            f"{folder / FILE} does not say what is compared, as it is damaged or was changed ({damage}): "
+            "put it back, or choose another --out"
+        ) from damage
+    return before
+
+
+def check_same_plan(folder: Path, before: dict[str, Any], plan: Plan) -> None:
+    """Raise unless a plan has all of what was compared before, with the same settings."""
+    asked = describe_plan(plan)
     arms = {arm["id"]: flatten(arm["config"]) for arm in asked["arms"]}
     for arm in before["arms"]:
         if arm["id"] not in arms:
             raise PlanError(f"{folder} holds a comparison with {arm['id']}, which is not asked for now{HINT}")
-        old, new = flatten(arm["config"]), arms[arm["id"]]
+        # Checked, for the keys that there were not yet.
+        config = check_config(arm["config"], {(): f"{folder / FILE}, {arm['id']}"})
+        old, new = flatten(config.model_dump(mode="json")), arms[arm["id"]]
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         if changed := ", ".join(f"{key} {old.get(key)} → {new.get(key)}" for key in keys[:4]):
             raise PlanError(f"{folder} holds a comparison with other settings of {arm['id']} ({changed}){HINT}")
@@ -237,4 +253,3 @@ def check_plan(folder: Path, plan: Plan) -> dict[str, Any]:
         raise PlanError(f"{folder} looks for the edge from the rates {old}, not from {asked['edge_rates']}{HINT}")
     if before["baseline"] != asked["baseline"]:
         raise PlanError(f"{folder} compares with {before['baseline']}, not with {asked['baseline']}{HINT}")
-    return before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 import os
 import select
@@ -24,16 +24,18 @@ from ..evaluation import evaluate_run
 from ..evaluation.results import FILE as EVALUATIONS
 from ..evaluation.results import Evaluation, read_evaluations
 from ..guard.nonfinite import TrainingDiverged
+from ..monitor.readings import with_nulls
 from ..runs import Run, read_metrics
 from ..runs.model import load_network
 from ..training import Display, train
 from ..training.logger import Silent
 from ..training.loss import open_validation
-from ..utils.atomic import locked
+from ..utils.atomic import Damaged, locked, read_json, write_signed
 from ..utils.runtime import keyed_generator
 from .failure import Cause, Reference, cause_of_failure, has_clearly_failed
-from .grid import write_json
 from .reference import reference_of
+
+logger = logging.getLogger(__name__)
 
 FILE = "outcome.json"
 STOPPED = 128 + signal.SIGTERM  # The exit code of a run that was told to stop, and has saved.
@@ -111,7 +113,7 @@ def train_and_measure(folder: Path, config: Config, display: Display | None = No
     outcome = measure_outcome(folder, config, given_up)
     if outcome.status == "finished":
         evaluate_last_step(folder, config)
-    write_json(folder / FILE, asdict(outcome))
+    write_signed(folder / FILE, with_nulls(asdict(outcome)))
     return outcome
 
 
@@ -198,9 +200,14 @@ def distance_of(one: Evaluation) -> str:
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """None for a run that has not come to its end."""
-    if not (folder / FILE).is_file():
+    """None for a run that has not come to its end, or whose end must be measured again."""
+    file = folder / FILE
+    if not file.is_file():
         return None
-    content = json.loads((folder / FILE).read_bytes())
-    noise = content.pop("noise_losses")
-    return Outcome(**content, noise_losses=noise and tuple(noise))
+    try:
+        content = read_json(file)
+        noise = content.pop("noise_losses")
+        return Outcome(**content, noise_losses=noise and tuple(noise))
+    except (Damaged, KeyError, TypeError) as damage:
+        logger.warning("%s is damaged (%s): how the run ended is measured again", file, damage)
+        return None

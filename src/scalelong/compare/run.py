@@ -156,7 +156,9 @@ class Launcher:
         self.lost: Counter[Path] = Counter()
         self.runs = {folder / run.folder: run for run in plan.runs}
         self.records = {str(run.folder): collect(folder, run) for run in plan.runs}
-        self.progress = Progress(plan, {name: state_of(record) for name, record in self.records.items()})
+        self.failures |= {name: record.damage for name, record in self.records.items() if record.damage}
+        states = {name: state_of(record, record.damage) for name, record in self.records.items()}
+        self.progress = Progress(plan, states)
         self.jobs = self._open_jobs()
         self.running: dict[int, tuple[Job, Any]] = {}  # With its process, by slot.
         self.stopping = False
@@ -170,7 +172,8 @@ class Launcher:
 
     def _open_jobs(self) -> deque[Job]:
         """The runs that are not done, those that were begun first; the advice at the end, when a process is free."""
-        runs = [run for run in self.plan.runs if self.records[str(run.folder)].outcome is None]
+        records = {run: self.records[str(run.folder)] for run in self.plan.runs}
+        runs = [run for run, record in records.items() if record.outcome is None and record.damage is None]
         runs.sort(key=lambda run: self.records[str(run.folder)].step == 0)
         logs, found = self.folder / "logs", deque[Job]()
         work = outcome.run_until_failed if self.plan.edge_rates else outcome.run
@@ -247,7 +250,7 @@ class Launcher:
 
     def _end_run(self, run: PlannedRun, failure: str | None, cut_off: bool) -> None:
         name, record = str(run.folder), collect(self.folder, run)
-        if failure:
+        if failure := failure or record.damage:
             self.failures[name] = failure
         self.records[name], self.progress.states[name] = record, state_of(record, failure)
         if not cut_off:

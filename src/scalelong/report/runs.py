@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ..utils.records import flatten, is_reading, trained_seconds
+from ..utils.records import damage_of_run, flatten, is_reading, trained_seconds
 from .numbers import Estimate, Finite, Points, finite, listed, plural, show
 
 T = TypeVar("T")
@@ -311,6 +311,8 @@ def read_run(folder: Path, label: str) -> Run:
     starts = read_json(folder / "environment.json", list[Environment], [], warnings)
     parse = partial(parse_metrics, name=short(folder / METRICS), warnings=warnings)
     records, events = read_file(folder / METRICS, parse, ([], []), warnings)
+    damages = [event.message for event in events if event.event == "log damaged"] + [damage_of_run(folder) or ""]
+    warnings += [f"{short(folder / METRICS)}: {damage}." for damage in damages if damage]
     evaluations = read_json(folder / "evaluation.json", list[Evaluation], [], warnings)
     kappa = read_json(folder / "kappa.json", Kappa, None, warnings)
     return Run(folder, label, config, starts, records, events, evaluations, kappa, tuple(warnings))

@@ -9,21 +9,24 @@ from ..config.schema import Config
 from ..config.sections import Weights
 from ..utils.runtime import own_device
 from .checkpoint import Checkpoint
-from .run_dir import Run, RunError
+from .run_dir import Run, RunError, check_same_run
 
 # The checkpoint's names for the weights.
 GROUPS: dict[Weights, str] = {"ema": "ema", "raw": "model"}
 
 
 def choose_checkpoint(run: Run, which: str | int = "last") -> Checkpoint:
-    """The `last` checkpoint of a run, the `best` by validation loss, or that of a step; raises where there is none."""
+    """The `last` checkpoint of a run, the `best` by validation loss, or that of a step; raises where there is none.
+
+    Also where the recipe in the folder is no longer that of the checkpoint, of which it would make something else.
+    """
     store = run.checkpoints()
-    if str(which).isdecimal():
-        return store.load(int(which))
-    if which not in ("last", "best"):
+    if not str(which).isdecimal() and which not in ("last", "best"):
         raise ValueError(f"--checkpoint is best, last, or the number of a step, not {which!r}")
-    found = store.latest() if which == "last" else store.best()
+    found = store.load(int(which)) if str(which).isdecimal() else store.latest() if which == "last" else store.best()
     if found is not None:
+        if run.exists:
+            check_same_run(run, run.config(), found)
         return found
     if which == "last":
         raise RunError(f"{run.folder} has no checkpoint yet")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import math
 import os
 import platform
@@ -19,12 +21,15 @@ from typing import Any
 
 import torch
 
-from ..config.load import load_recipe, to_yaml
+from ..config.load import check_config, load_recipe, to_yaml
 from ..config.schema import Config
 from ..config.sections import EvaluationConfig
 from ..utils.atomic import Files, locked, replace_text, writing
-from ..utils.records import flatten
+from ..utils.records import flatten, log_damage, parse_lines, read_lines
+from ..utils.runtime import Rank
 from .checkpoint import Checkpoint, CheckpointStore
+
+logger = logging.getLogger(__name__)
 
 PACKAGES = ("scalelong", "torch", "diffusers", "datasets", "numpy", "safetensors")
 
@@ -50,12 +55,12 @@ class RunError(ValueError):
 class MetricsLog:
     """metrics.jsonl, one JSON object per line.
 
-    A checkpoint records the size of the file; `cut(size)` brings the file back to it, so that a resumed run writes
-    every line exactly once.
+    A checkpoint keeps the size, the number of lines and the SHA-256 of what was written until then. `resume` brings the
+    file back to that, so that a resumed run writes every line exactly once, and knows that lines are lost.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.lines, self.size, self.digest = path, 0, 0, hashlib.sha256()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append a line; JSON has no infinity and no NaN: they become text."""
@@ -63,22 +68,34 @@ class MetricsLog:
             key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in record.items()
         }
-        line = json.dumps(known, ensure_ascii=False)
-        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = (json.dumps(known, ensure_ascii=False) + "\n").encode()
+        with writing(self.path), self.path.open("ab") as file:
+            file.write(line)
+        self._count(line)
 
-    def synced_size(self) -> int:
-        """The length of the file in bytes, once all of it is on the disk; 0 before its first line."""
-        if not self.path.exists():
-            return 0
-        with writing(self.path):
-            for path in (self.path, self.path.parent):
-                Files().sync(path)
-            return self.path.stat().st_size
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the file, once all of it is on the disk."""
+        if self.size:
+            with writing(self.path):
+                for path in (self.path, self.path.parent):
+                    Files().sync(path)
+        return {"metrics_size": self.size, "metrics_lines": self.lines, "metrics_sha256": self.digest.hexdigest()}
+
+    def resume(self, saved: Mapping[str, Any] | None) -> str | None:
+        """Drop what came after a checkpoint, or all of it; returns what is lost of what came before, if anything is."""
+        damage = None if saved is None else log_damage(self.path, saved)
+        if saved is not None and damage is not None:
+            kept = [line for line in parse_lines(read_lines(self.path))[0] if line["step"] <= saved["step"]]
+            replace_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+        elif self.path.exists():
+            self.cut(0 if saved is None else saved["metrics_size"])
+        self.lines, self.size, self.digest = 0, 0, hashlib.sha256()
+        self._count(self.path.read_bytes() if self.path.exists() else b"")
+        return damage
 
     def cut(self, size: int) -> None:
         """Drop what came after `size` bytes, a line that was written in part included."""
-        if self.path.exists() and self.path.stat().st_size > size:
+        if self.path.stat().st_size > size:
             with writing(self.path):
                 os.truncate(self.path, size)
 
@@ -87,11 +104,17 @@ class MetricsLog:
         lines = read_metrics(self.path) if self.path.exists() else []
         return lines[-1]["step"] if lines else 0
 
+    def _count(self, written: bytes) -> None:
+        self.digest.update(written)
+        self.lines, self.size = self.lines + written.count(b"\n"), self.size + len(written)
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All lines that were written whole."""
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    """All lines that were written whole; those that are broken are left out, with a warning."""
+    lines, broken = parse_lines(read_lines(path))
+    if broken:
+        logger.warning("%s: %d broken lines are left out", path, broken)
+    return lines
 
 
 class Run:
@@ -230,7 +253,6 @@ def find_resume_point(run: Run, config: Config, resume: str | Path = "auto") -> 
     store = run.checkpoints(config.training.keep_last)
     steps = tuple(store.steps())
     if run.exists:
-        check_same_run(run, config)
         check_not_lost(run, steps)
     requested = resume not in ("auto", "never")
     if steps and not run.exists and not requested:
@@ -242,19 +264,36 @@ def find_resume_point(run: Run, config: Config, resume: str | Path = "auto") -> 
     same_run = checkpoint is None or checkpoint.path.resolve().parent == store.folder.resolve()
     if steps and run.exists and not same_run:
         raise RunError(f"{run.folder} holds a run already: choose another --out to begin one at {resume}")
+    if run.exists:
+        check_same_run(run, config, checkpoint if same_run else None)
     return ResumePoint(checkpoint, same_run, requested, store, steps)
 
 
-def check_same_run(run: Run, config: Config) -> None:
-    """Raise if the folder's run has settings that change what a step computes."""
-    before, now = flatten(run.config().model_dump(mode="json")), flatten(config.model_dump(mode="json"))
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in MAY_DIFFER]
-    if changed:
-        shown = ", ".join(f"{key} {before.get(key)} → {now.get(key)}" for key in changed[:4])
+def check_same_run(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
+    """Raise if the folder's run was trained with settings that make other steps.
+
+    They are those of its checkpoint; before the first one, and for older runs, those of config.yaml.
+    """
+    saved = None if checkpoint is None else checkpoint.state().get("recipe")
+    bound = run.config() if saved is None else check_config(saved, {(): f"{run.folder}: the checkpoint's recipe"})
+    if not (changed := differences(bound, config)):
+        return
+    if saved is not None and not differences(run.config(), config):
         raise RunError(
-            f"{run.folder} holds a run with other settings ({shown}): give the same ones to resume it, "
-            "or choose another --out"
+            f"{run.config_file} is not what the run was trained with ({changed}): put it back, "
+            "or train with it in another folder (--out)"
         )
+    raise RunError(
+        f"{run.folder} holds a run with other settings ({changed}): give the same ones to resume it, "
+        "or choose another --out"
+    )
+
+
+def differences(one: Config, other: Config) -> str:
+    """The first settings that make other steps, with both values; empty if there are none."""
+    before, now = flatten(one.model_dump(mode="json")), flatten(other.model_dump(mode="json"))
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in MAY_DIFFER]
+    return ", ".join(f"{key} {before.get(key)} → {now.get(key)}" for key in changed[:4])
 
 
 def check_not_lost(run: Run, steps: tuple[int, ...]) -> None:
@@ -273,19 +312,24 @@ def check_unchanged(run: Run, start: ResumePoint) -> None:
         raise RunError(f"another process has just trained in {run.folder}: give the command again to resume from there")
 
 
-def drop_later(run: Run, start: ResumePoint, store: CheckpointStore, *, metrics_size: int) -> None:
-    """Drop what came after the resume point; `metrics_size` is how long the log was then."""
+def drop_later(run: Run, start: ResumePoint, store: CheckpointStore) -> str | None:
+    """Drop what came after the resume point; returns what is lost of the log before it, if anything is."""
     if start.requested:
         # Before the log is cut: a kill in between would leave a later checkpoint without the log that led to it.
         store.discard_after(start.step)
-    run.metrics.cut(metrics_size if start.same_run else 0)
+    return run.metrics.resume(start.checkpoint.state() if start.checkpoint is not None and start.same_run else None)
 
 
 def is_finished(config: Config, run: Run, start: ResumePoint) -> bool:
     """Whether nothing is left to do: all steps are done, and the last has the grid and the evaluation that are due."""
     steps, checkpoint = config.training.steps, start.checkpoint
-    if start.step != steps or checkpoint is None:
-        return start.step >= steps
-    if start.same_run and config.training.sample_every is not None and not run.grid(steps).is_file():
+    if start.step < steps or checkpoint is None:
         return False
-    return config.evaluation.every is None or checkpoint.state().get("evaluated") == steps
+    said = checkpoint.state()
+    if start.step == steps:
+        lacks_grid = config.training.sample_every is not None and not run.grid(steps).is_file()
+        if (start.same_run and lacks_grid) or (config.evaluation.every is not None and said.get("evaluated") != steps):
+            return False
+    if start.same_run and Rank.here().index == 0 and (lost := log_damage(run.metrics.path, said)):
+        logger.warning("%s: %s; the weights are whole", run.folder, lost)
+    return True

@@ -69,6 +69,16 @@ class RunLogger:
         for tracker in self.trackers:
             tracker.log({key: value for key, value in numbers.items() if key != "step"}, step)
 
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the log, and the recipe that it belongs to."""
+        return {**self.metrics.facts(), "recipe": self.config.model_dump(mode="json")}
+
+    def mark_damage(self, step: int, lost: str | None) -> None:
+        """Say, and write where lines are missing, what was lost of the log before the run resumed."""
+        if lost is not None:
+            self.record(step, {"event": "log damaged", "message": lost})
+            self.info(lost)
+
     def log(self, step: int, **numbers: float) -> None:
         """The regular line: loss, learning rate and gradient norm, and how fast the run is."""
         record = {"step": step, **numbers, **self.clock.lap(step)}

@@ -215,7 +215,8 @@ class Trainer:
     def begin(self) -> None:
         """Load the checkpoint to begin at, and write what the run is; a first checkpoint shows that there is room."""
         start, config, run = self.start, self.config, self.run
-        metrics_size = 0 if start.checkpoint is None else self.load(start.checkpoint)
+        if start.checkpoint is not None:
+            self.load(start.checkpoint)
         if not start.same_run:
             # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
             self.save()
@@ -224,7 +225,7 @@ class Trainer:
             if self.parallel.is_main:
                 if self.evaluator is not None:
                     self.evaluator.begin(start.step)
-                drop_later(run, start, self.store, metrics_size=metrics_size)
+                self.logger.mark_damage(start.step, drop_later(run, start, self.store))
                 run.begin(config, environment(seed=config.seed, step=start.step, **self.parallel.describe()))
             self.logger.start_trackers()
         if precision not in (None, self.parallel.precision):
@@ -234,12 +235,11 @@ class Trainer:
         else:
             self.logger.info(f"resuming from step {start.step} ({start.checkpoint.path})")
 
-    def load(self, checkpoint: Checkpoint) -> int:
-        """Continue from a checkpoint; returns the size that metrics.jsonl had."""
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint."""
         saved = self.state.load(checkpoint)
         if self.monitor is not None:
             self.monitor.load_state_dict(saved["monitor"]) if saved["monitor"] else self.monitor.seek(saved["step"])
-        return saved["metrics_size"]
 
     def finish_pending(self) -> None:
         """Do what was due after the step that the run resumes from, if it was stopped or killed before that."""
@@ -289,8 +289,8 @@ class Trainer:
             tensors = state.tensors(keep=parallel.is_main)
             if parallel.is_main:
                 monitor = None if self.monitor is None else self.monitor.state_dict()
-                facts = {"metrics_size": self.logger.metrics.synced_size(), "monitor": monitor}
-                self.store.save(state.step, tensors, {**state.as_json(), **facts}, validation_loss)
+                facts = {**state.as_json(), **self.logger.facts(), "monitor": monitor}
+                self.store.save(state.step, tensors, facts, validation_loss)
 
     def sample_grid(self) -> None:
         """A grid of samples of the EMA weights, always of the same noise."""

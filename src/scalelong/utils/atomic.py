@@ -237,6 +237,17 @@ def read_signed(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """As `read_signed`, and also what was written before such files were signed."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path.name} cannot be read ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict):
+        raise Damaged(f"{path.name} holds a {type(content).__name__}, not keys and values")
+    return read_signed(path) if "sha256" in content else content
+
+
 # Safetensors: what goes in comes out to the bit, and names that share a tensor share it again.
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -16,6 +19,54 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in nested.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a log that have their end; none if there is no log."""
+    if not path.exists():
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+
+
+def parse_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
+    """The records of metrics.jsonl, each of a step, and how many lines are none.
+
+    >>> parse_lines(['{"step": 1, "loss": 0.5}', '{"step": 2, "lo'])
+    ([{'step': 1, 'loss': 0.5}], 1)
+    """
+    records, broken = [], 0
+    for line in lines:
+        try:
+            record = json.loads(line)
+            good = isinstance(record["step"], int)
+        except (ValueError, TypeError, LookupError, RecursionError):
+            good = False
+        if good:
+            records.append(record)
+        broken += not good
+    return records, broken
+
+
+def log_damage(path: Path, saved: Mapping[str, Any]) -> str | None:
+    """What is lost of metrics.jsonl by what a checkpoint says of it; None if nothing is, or it says nothing."""
+    if "metrics_sha256" not in saved:
+        return None
+    content = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(content[: saved["metrics_size"]]).hexdigest() == saved["metrics_sha256"]:
+        return None
+    step, count = saved["step"], saved["metrics_lines"]
+    left = sum(line["step"] <= step for line in parse_lines(read_lines(path))[0])
+    lost = f"{count - left} of {count} lines up to step {step} are lost" if left < count else "lines have changed"
+    return f"{path.name} is not as the checkpoint of step {step} left it: {lost}"
+
+
+def damage_of_run(folder: Path) -> str | None:
+    """What is lost of the log in a run's folder, by what its newest checkpoint says."""
+    states = sorted(folder.glob("checkpoints/step-*/state.json"), key=lambda file: (len(file.parent.name), file))
+    try:
+        return log_damage(folder / "metrics.jsonl", json.loads(states[-1].read_bytes())) if states else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # A checkpoint that nobody can resume from.
+        return None
 
 
 def is_reading(names: Iterable[str]) -> bool:
