@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from . import damage, interruptions, kills, recipes
+from . import damage, interruptions, kills, power, recipes
 from .cases import Case, Fault, Outcome, Shared
 
 CASE_SECONDS = 240
@@ -52,6 +52,7 @@ PLAN = [
     Planned("signal work", "… in evaluation, sampling, checkpoints", interruptions.signal_at_work, (2, 20, 80)),
     Planned("signal start", "… while a process starts", interruptions.signal_at_start, (0, 3, 25)),
     Planned("nan", "NaN in a batch, or in all", interruptions.poison, (2, 10, 50)),
+    Planned("power", "power that goes, and unsynced writes lost", power.cut_power, (8, 60, 600)),
 ]
 
 
@@ -152,16 +153,18 @@ def fork_case(planned: Planned, name: str, place: Path, shared: Shared) -> int:
         with suppress(OSError):
             os.setpgid(process, process)
         return process
-    os.setpgid(0, 0)
-    os.chdir(place)
-    outcome = try_case(planned, name, place, shared)
-    (place / "outcome.json").write_text(json.dumps(asdict(outcome)))
-    os._exit(0)
+    try:
+        os.setpgid(0, 0)
+        os.chdir(place)
+        outcome = try_case(planned, name, place, shared)
+        (place / "outcome.json").write_text(json.dumps(asdict(outcome)))
+    finally:
+        os._exit(0)  # What the campaign does in the end is not for its children.
 
 
 def try_case(planned: Planned, name: str, place: Path, shared: Shared) -> Outcome:
     try:
-        return planned.fault(Case(random.Random(name), place, shared))
+        return planned.fault(Case(int(name.split("/")[-1]), random.Random(name), place, shared))
     except BaseException:
         return Outcome("wrong", f"the case itself failed: {traceback.format_exc()}")
 

@@ -51,6 +51,7 @@ def wrong(detail: object) -> Outcome:
 class Case:
     """A case of a fault: what it draws, an empty folder of its own, and what all cases share and none changes."""
 
+    number: int
     chance: random.Random
     place: Path
     shared: Shared

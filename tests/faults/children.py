@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from scalelong.cli.app import app
 
@@ -85,27 +85,29 @@ class Child:
         return End(self.code, *(file.read_text(errors="replace") for file in said))
 
 
-def become(function: Callable[[], object], said: Path) -> None:
+def become(function: Callable[[], object], said: Path) -> NoReturn:
     """Do nothing but this in the process, and end it as Python would."""
-    code: object = 0
+    code: object = 1
     try:
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(f"{said}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), number)
         sys.stdout = open(1, "w", closefd=False, errors="replace")
         sys.stderr = open(2, "w", closefd=False, errors="replace", buffering=1)
+        code = exit_code(function)
+        sys.stdout.flush()
+    finally:
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def exit_code(function: Callable[[], object]) -> object:
+    try:
         function()
     except SystemExit as end:
-        code = end.code
-        if isinstance(code, str):
-            print(code, file=sys.stderr)
-            code = 1
+        return 0 if end.code is None else end.code
     except BaseException:
         traceback.print_exc()
-        code = 1
-    with suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(int(code or 0))  # type: ignore[call-overload]
+        return 1
+    return 0
 
 
 def call(function: Callable[[], object], said: Path, *, seconds: float = 120) -> End:
@@ -120,7 +122,3 @@ def command(*arguments: object) -> Callable[[], object]:
 def sets(overrides: Sequence[str]) -> list[str]:
     """`--set` before each override."""
     return [part for override in overrides for part in ("--set", override)]
-
-
-def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
-    return list(select.select(descriptors, [], [], seconds)[0])

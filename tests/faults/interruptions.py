@@ -52,7 +52,7 @@ def fill_disk(case: Case) -> Outcome:
     variant = pick(case.chance, {"plain": 3, "evaluated": 1})
     train, number = training(case, variant), case.chance.randint(1, case.shared.operations(variant))
     lasting, by_size = case.chance.random() < 0.5, case.chance.random() < 0.3
-    limit = case.chance.choice((100, 400, 2000, 20_000, 60_000))
+    limit = case.chance.choice((2000, 20_000, 60_000))
 
     def full() -> None:
         if by_size:
@@ -87,8 +87,9 @@ def signal_at_work(case: Case) -> Outcome:
     delay = case.chance.choice((0.0, case.chance.uniform(0, 0.05)))
 
     def work() -> None:
-        send = Timer(delay, os.kill, (os.getpid(), kind))
-        at, original = At(number, send.start if delay else send.function), getattr(owner, name)  # type: ignore
+        later = Timer(delay, os.kill, (os.getpid(), kind))
+        at = At(number, later.start if delay else lambda: os.kill(os.getpid(), kind))
+        original = getattr(owner, name)
 
         def disturbed(*args: Any, **options: Any) -> Any:
             at(name, args)
