@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from . import damage, interruptions, kills, power, recipes
+from . import damage, hostile, interruptions, kills, power, recipes
 from .cases import Case, Fault, Outcome, Shared
 
 CASE_SECONDS = 240
@@ -47,6 +47,8 @@ PLAN = [
     Planned("damage comparison", "damaged files of a comparison", damage.damage_comparison, (2, 20, 200)),
     Planned("recipe", "recipes that were changed at random", recipes.mutate_recipe, (60, 400, 2600)),
     Planned("override", "overrides of any kind", recipes.override_recipe, (20, 100, 600)),
+    Planned("data", "hostile data: parquet, zip, tar, images", hostile.hostile_data, (6, 40, 300)),
+    Planned("model", "hostile models: checkpoints, encoders, networks", hostile.hostile_model, (6, 40, 300)),
     Planned("disk", "a full disk", interruptions.fill_disk, (3, 20, 80)),
     Planned("signal", "SIGINT and SIGTERM at file operations", interruptions.signal_anywhere, (3, 20, 80)),
     Planned("signal work", "… in evaluation, sampling, checkpoints", interruptions.signal_at_work, (2, 20, 80)),

@@ -76,6 +76,7 @@ class Recorder:
         self.count = ROOT
         self.notice()
         self.events += map(Synced, (*self.folders, *self.contents))
+        self.first = len(self.events)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

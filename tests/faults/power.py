@@ -40,7 +40,7 @@ def cut_power(case: Case) -> Outcome:
     """The power goes at one moment of a recorded piece of work, and the disk loses what it may in several ways."""
     work, turn = WORKS[case.number % len(WORKS)], case.number // len(WORKS)
     recorder: Recorder = pickle.loads((case.shared.make(f"power-{work.name}", record(case.shared, work)) / FILE).read_bytes())
-    moment = int(turn * GOLDEN % 1 * len(recorder.events))
+    moment = recorder.first + int(turn * GOLDEN % 1 * (len(recorder.events) - recorder.first))
     (_, disk), tried = next(crashes(recorder, [moment])), []
     for way in WAYS:
         tree = disk.after_power_loss(way, case.chance)
