@@ -1,30 +1,31 @@
 """scalelong: diffusion models train stably when their long skip connections are scaled.
 
+>>> from scalelong import scale_skips
 >>> from scalelong.models import UViT
 >>> model = scale_skips(UViT(img_size=8, embed_dim=32, depth=4, num_heads=2), "cs", kappa=0.7)
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from .skips import (
-    METHODS,
-    AbsorbedScalingWarning,
-    Argument,
-    Channels,
-    SkipScaling,
-    SkipSite,
-    constant_coefficients,
-    find_skips,
-    fuse_skips,
-    scale_blocks,
-    scale_skips,
-    surviving_share,
-    unscale_blocks,
-    unscale_skips,
-)
 
 if TYPE_CHECKING:
     from .compare.any_loop import find_edge
+    from .skips import (
+        METHODS,
+        AbsorbedScalingWarning,
+        Argument,
+        Channels,
+        SkipScaling,
+        SkipSite,
+        constant_coefficients,
+        find_skips,
+        fuse_skips,
+        scale_blocks,
+        scale_skips,
+        surviving_share,
+        unscale_blocks,
+        unscale_skips,
+    )
 
 __version__ = "0.1.0"
 
@@ -49,9 +50,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`find_edge`, which alone needs scipy, is imported when it is asked for."""
-    if name != "find_edge":
+    """Imported when asked for: torch takes a second, in which Ctrl-C could not yet end a command in one line."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name != "find_edge":
+        return getattr(import_module(".skips", __name__), name)
     try:
         from .compare.any_loop import find_edge
     except ModuleNotFoundError as error:

@@ -116,13 +116,16 @@ def save_script(module: nn.Module, path: Path) -> Path:
 
 
 def test_a_torchscript_file_is_given_images_from_0_to_1(tmp_path: Path) -> None:
-    network, images = load_features(str(save_script(Pooling(), tmp_path / "pool.pt"))), smooth_images(4, 0)
+    network, images = load_features(f"torchscript:{save_script(Pooling(), tmp_path / 'pool.pt')}"), smooth_images(4, 0)
     assert (network.name, network.distance, network.resize) == ("pool.pt", "FD-pool", "none")
     assert torch.allclose(network(images), images.float().mean((2, 3)) / 255)
 
 
 def test_a_torchscript_file_with_return_features_is_given_bytes(tmp_path: Path) -> None:
-    network, images = load_features(str(save_script(ByteNetwork(), tmp_path / "bytes.pt"))), smooth_images(4, 0)
+    network, images = (
+        load_features(f"torchscript:{save_script(ByteNetwork(), tmp_path / 'bytes.pt')}"),
+        smooth_images(4, 0),
+    )
     assert network.resize == "by the network itself"
     assert torch.equal(network(images), images.float().mean((2, 3)))
 
@@ -134,7 +137,15 @@ def test_what_is_no_network_is_refused_with_the_list_of_what_is(tmp_path: Path) 
         load_features("./absent-folder")
     (tmp_path / "text.pt").write_text("nothing")
     with pytest.raises(FeatureError, match="is not a TorchScript file"):
-        load_features(str(tmp_path / "text.pt"))
+        load_features(f"torchscript:{tmp_path / 'text.pt'}")
+
+
+def test_a_file_is_run_as_torchscript_only_where_its_name_says_so(tmp_path: Path) -> None:
+    path = save_script(Pooling(), tmp_path / "pool.pt")
+    with pytest.raises(FeatureError, match=f"is a program, which runs what it likes: if .* torchscript:{path}"):
+        load_features(str(path))
+    with pytest.raises(FeatureError, match="there is no file"):
+        load_features("torchscript:./absent.pt")
 
 
 TINY_VIT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -219,7 +230,7 @@ class ReturnsTwo(nn.Module):
 def test_a_torchscript_file_that_gives_no_features_of_the_images_is_refused_in_one_line(
     module: nn.Module, side: int, message: str, tmp_path: Path
 ) -> None:
-    network = load_features(str(save_script(module, tmp_path / "net.pt")))
+    network = load_features(f"torchscript:{save_script(module, tmp_path / 'net.pt')}")
     with pytest.raises(FeatureError, match=message) as refused:
         network(torch.zeros(2, 3, side, side, dtype=torch.uint8))
     assert "\n" not in str(refused.value)

@@ -77,7 +77,7 @@ Fault = Callable[[Case], Outcome]
 SHORT = ("training.validate_every=4", "training.sample_every=4", "sampling.sampler=ddim", "sampling.steps=2")
 EVALUATED = (
     *("data.validation_count=1500", "evaluation.images=40", "evaluation.weights=both", "evaluation.every=4"),
-    "evaluation.network={shared}/net.pt",
+    "evaluation.network=torchscript:{shared}/net.pt",
 )
 VARIANTS = {
     "plain": SHORT,

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import ctypes
 import io
+import logging
 import os
 import platform
+import re
+import signal
 import sys
-
-from ..utils.runtime import end_process
+from types import FrameType
+from typing import NoReturn
 
 # glibc's numbers of its own options, from malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST = 2**31 - 1
 
 
+# Controls of terminals: in the name of a file or a recipe they could move the cursor, or hide what is printed.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+STOPPED = b"stopped: what is finished is kept, and the same command resumes\n"
+SHOW_CURSOR = b"\x1b[?25h"
+
+
 def main() -> None:
     """Run `scalelong`; where typer or rich is missing, say in one line how to install it."""
+    signal.signal(signal.SIGINT, stop_at_once)
     prepare_process()
     try:
         from .app import app
@@ -30,13 +40,43 @@ def main() -> None:
         app(prog_name="scalelong")
     except SystemExit as end:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and isinstance(end.code, int | None):
+            from ..utils.runtime import end_process
+
             end_process(end.code or 0)
         raise
+
+
+def stop_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl-C before something is begun that must be ended well, while libraries are imported above all.
+
+    An exception would not do: it ends up in whatever a library makes of it, or in a page of traceback.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + STOPPED)
+    os._exit(128 + signal.SIGINT)
+
+
+def printable(text: str) -> str:
+    r"""A text without the controls of terminals, which are shown as Python writes them.
+
+    >>> print(printable("a\x1b[31mb"))
+    a\x1b[31mb
+    """
+    return CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+class PrintableLines(logging.Formatter):
+    """Warnings, which go to stderr as they are."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def prepare_process() -> None:
     """Settings of a process that is ours alone: its memory, its output, and how much libraries log."""
     keep_freed_memory()
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PrintableLines())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that lacks a letter such as κ then shows "?" in its place, instead of a traceback.

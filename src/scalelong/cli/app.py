@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from .compare import compare
-from .console import fail, user_errors
+from .console import fail, report_defect, stop, user_errors
 from .edge import edge
 from .evaluate import evaluate, stats
 from .inspect import inspect
@@ -43,6 +43,10 @@ class OneLineErrors(TyperGroup):
                 code = super().main(*args, standalone_mode=False, **extra)
         except UsageError as error:
             fail(error.format_message())
+        except (KeyboardInterrupt, typer.Abort):
+            stop()
+        except Exception as error:
+            report_defect(error)
         sys.exit(code)
 
 

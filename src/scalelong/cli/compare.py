@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import Overrides, Recipe, count, fail, print_line
+from . import printable
+from .console import Force, Overrides, Recipe, check_sizes, count, fail, print_line
 
 if TYPE_CHECKING:
     from ..compare.grid import Plan
@@ -31,6 +32,7 @@ def compare(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core, or GPU.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; runs/<recipe>-comparison if not given.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")] = False,
+    force: Force = False,
 ) -> None:
     """Compare methods by matched runs: same start, batches and noise.
 
@@ -63,6 +65,7 @@ def compare(
         batches=numbers("--batch", batch, int),
         overrides=[*(overrides or []), *([] if steps is None else [f"training.steps={steps}"])],
     )
+    check_sizes([arm.config for arm in plan.arms], force=force)
     folder = out or Path("runs") / f"{plan.recipe}-comparison"
     if dry_run:
         print_plan(plan, folder, workers)
@@ -104,7 +107,7 @@ def report(result: CompareResult, command: str, show: Callable[[Any], None]) -> 
     folder, results = result.folder, result.results
     show(results)
     for run, message in result.failures.items():
-        typer.echo(f"broken: {run}: {message}", err=True)
+        typer.echo(printable(f"broken: {run}: {message}"), err=True)
     print_line(f"results: {', '.join(str(folder / name) for name in ('results.json', 'results.csv', 'curves.csv'))}")
     if result.signal is not None:
         done = f"{results['runs_done']} of {count(results['runs_total'], 'run')} done"

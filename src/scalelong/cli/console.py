@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import signal
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -18,10 +23,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from .. import __version__
 from ..diffusion import SAMPLERS
 from ..diffusion.samplers import Spacing, Variance
+from . import SHOW_CURSOR, STOPPED, printable, stop_at_once
 
 if TYPE_CHECKING:
+    from ..config import Config
     from ..training import Display
 
 # Image k has the seed `seed + k`, and generators take those below 2^64.
@@ -30,11 +38,15 @@ LARGEST_SEED = 2**63
 FIRST_SPEAKS_SECONDS = 1.0
 SECONDS_BETWEEN_LINES = 10.0
 NOTHING = "–"
-# What rich hides while a bar is shown, and a line of its own for what the shell says next.
-SHOW_CURSOR = b"\x1b[?25h\n"
+# A message quotes what was wrong, however long that is.
+LONGEST_LINE = 4000
+# How torch says it, on processors and on GPUs.
+OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|size calculation overflowed|Invalid buffer size")
+LESS_MEMORY = "set a smaller batch (training.batch_size), network or image size"
 
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name, or the path of a .yaml file.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a recipe's value.")]
+Force = Annotated[bool, typer.Option("--force", help="Also train what seems too large for this machine's memory.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Weights = Annotated[Literal["ema", "raw"], typer.Option(help="The EMA weights, or those of the last step.")]
 Which = Annotated[str, typer.Option("--checkpoint", metavar="last|best|STEP", help="best = lowest validation loss.")]
@@ -56,14 +68,31 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def fail(message: str) -> NoReturn:
-    """End the command with one line on stderr and exit code 2."""
-    line = " ".join(message.split())
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End the command with one line on stderr."""
+    line = " ".join(printable(message).split())
+    line = line if len(line) < LONGEST_LINE else f"{line[:LONGEST_LINE]} …"
     if not is_first_process():
         time.sleep(FIRST_SPEAKS_SECONDS)
         line = f"process {os.environ['RANK']}: {line}"
     typer.echo(f"error: {line}", err=True)
-    sys.exit(2)
+    sys.exit(code)
+
+
+def stop() -> NoReturn:
+    """End the command after Ctrl-C with one line."""
+    if is_first_process():
+        typer.echo(STOPPED.decode(), nl=False, err=True)
+    sys.exit(128 + signal.SIGINT)
+
+
+def report_defect(error: Exception) -> NoReturn:
+    """End the command with one line that says where the traceback is: what comes here is no mistake of the user's."""
+    handle, file = tempfile.mkstemp(prefix="scalelong-defect-", suffix=".txt")
+    with open(handle, "w", encoding="utf-8", errors="replace") as log:
+        log.write(f"scalelong {__version__}, {shlex.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}")
+    what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    fail(f"{what}. This is a defect of scalelong: please report it with {file}, where the traceback is", code=1)
 
 
 @contextmanager
@@ -78,10 +107,14 @@ def user_errors(extra: str = "train") -> Iterator[None]:
         fail(f'this command needs {package}: pip install "scalelong[{extra}]"')
     except (ValueError, ImportError, OSError) as error:
         fail(str(error))
+    except MemoryError as error:
+        fail(f"there is not enough memory{f': {error}' if str(error) else ''}; {LESS_MEMORY}")
     except RuntimeError as error:
         from ..guard.nonfinite import TrainingDiverged
         from ..runs import CheckpointError
 
+        if OUT_OF_MEMORY.search(str(error)):
+            fail(f"there is not enough memory ({str(error).partition(chr(10))[0]}); {LESS_MEMORY}")
         if not isinstance(error, CheckpointError | TrainingDiverged):
             raise
         fail(str(error))
@@ -99,6 +132,14 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def check_sizes(configs: Iterable[Config], *, force: bool) -> None:
+    """Raise, before anything is built, where a recipe's network is too large for this machine, unless it is forced."""
+    from ..config.build import check_memory
+
+    for config in () if force else configs:
+        check_memory(config)
+
+
 def set_options(settings: Iterable[str]) -> list[str]:
     """
     >>> set_options(["optim.lr=1e-3", "seed=1"])
@@ -114,6 +155,7 @@ def shown_progress() -> Iterator[Show]:
     The first process shows a bar in a terminal, plain lines otherwise, on stderr, so that stdout is the result.
     """
     console = Console(stderr=True)
+    end_well()
     try:
         if not is_first_process():
             yield lambda what, done, count: None
@@ -124,9 +166,13 @@ def shown_progress() -> Iterator[Show]:
         else:
             yield progress_lines()
     except KeyboardInterrupt:
-        if is_first_process():
-            typer.echo("stopped: what is finished is kept, and the same command resumes", err=True)
-        sys.exit(130)
+        stop()
+
+
+def end_well() -> None:
+    """From now on Ctrl-C is a KeyboardInterrupt, for work that has something to put in order when it ends."""
+    if signal.getsignal(signal.SIGINT) is stop_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def bars(progress: Progress) -> Show:
@@ -185,7 +231,7 @@ class Bar:
         self.progress.update(self.task, numbers=describe(record))
 
     def info(self, message: str) -> None:
-        self.progress.console.print(Text(message))
+        self.progress.console.print(Text(printable(message)))
 
     def show_progress(self, what: str, done: float, total: int) -> None:
         self.progress.start()
@@ -196,18 +242,18 @@ class Bar:
 
     def leave(self) -> None:
         # rich would first wait for its own thread.
-        os.write(self.progress.console.file.fileno(), SHOW_CURSOR)
+        os.write(self.progress.console.file.fileno(), SHOW_CURSOR + b"\n")
 
 
 def print_now(line: str) -> None:
     """A line that is in the file at once, also when the process is killed later."""
-    print(line, flush=True)
+    print(printable(line), flush=True)
 
 
 def print_line(line: str, style: str = "") -> None:
     """A line that is wrapped in a terminal and left whole in a pipe."""
     console = Console(highlight=False)
-    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
+    console.print(Text(printable(line), style=style), soft_wrap=not console.is_terminal)
 
 
 def count(number: int, noun: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from .compare import numbers, print_plan, report
-from .console import Overrides, Recipe, print_line
+from .console import Force, Overrides, Recipe, check_sizes, print_line
 
 
 def edge(
@@ -27,6 +27,7 @@ def edge(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core, or GPU.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; runs/<recipe>-edge if not given.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the first runs and stop; writes nothing.")] = False,
+    force: Force = False,
 ) -> None:
     """Find the largest learning rate that training survives, for each method.
 
@@ -56,6 +57,7 @@ def edge(
         rates=numbers("--lr", lr, float),
         overrides=[*(overrides or []), *([] if steps is None else [f"training.steps={steps}"])],
     )
+    check_sizes([arm.config for arm in search.first.arms], force=force)
     folder = out or Path("runs") / f"{search.first.recipe}-edge"
     if dry_run:
         print_plan(search.plan(rates_in(folder)), folder, workers)

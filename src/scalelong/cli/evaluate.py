@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NETWORK = "efficientnet-lite0"
 
-Network = Annotated[str, typer.Option(help="inception[:WEIGHTS], efficientnet-lite0, a file or a folder.")]
+Network = Annotated[str, typer.Option(help="inception[:WEIGHTS], efficientnet-lite0, torchscript:FILE, a folder.")]
 Resize = Annotated[
     Literal["pytorch-fid", "tf1", "clean"] | None, typer.Option(help="Of the inception; else as pytorch-fid's.")
 ]
@@ -50,7 +50,7 @@ def stats(
         path = build_reference(config, features, images=images, folder=out, rank=Rank.here(), progress=show)
     if console.is_first_process():
         found = load_reference(path).statistics
-        typer.echo(f"{found.count} images, {found.width} features of {network}: {path}")
+        console.print_now(f"{found.count} images, {found.width} features of {network}: {path}")
 
 
 def choose_data(name: str, overrides: list[str], size: int | None) -> DataConfig:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import Overrides, Recipe, set_options, shown_progress
+from . import printable
+from .console import Overrides, Recipe, print_now, set_options, shown_progress
 
 if TYPE_CHECKING:
     from ..data.decode import BrokenImages
@@ -50,7 +51,7 @@ def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, dry_ru
     folder = out or prepared_place(config)
     if dry_run:
         encoders = [text and text.encoder, latents and latents.autoencoder]
-        typer.echo(f"{data.source} by {', '.join(filter(None, encoders)) or 'decoding'}, to {folder}")
+        print_now(f"{data.source} by {', '.join(filter(None, encoders)) or 'decoding'}, to {folder}")
         return
     job = Job(data, text, latents, folder, None if config.labels is None else config.labels.classes)
     with shown_progress() as show:
@@ -72,6 +73,6 @@ def print_broken(broken: BrokenImages) -> None:
     if found := broken.found:
         typer.echo(f"skipped, because they could not be read: {len(found)} images")
         for name, reason in found[:NAMED]:
-            typer.echo(f"  {name}: {reason}")
+            typer.echo(printable(f"  {name}: {reason}"))
         if len(found) > NAMED:
             typer.echo(f"  and {len(found) - NAMED} more, which index.json names")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import print_now, require
+from .console import end_well, print_now, require
 
 if TYPE_CHECKING:
     from ..report import Content
@@ -44,7 +44,7 @@ def report(sources: Sources, out: Out = None, watch: Watch = False, figures: Fig
         from ..report.figures import draw_figures
 
         typer.echo(f"figures: {len(draw_figures(content, figures))} files in {figures}")
-    typer.echo(f"page: {path}")
+    print_now(f"page: {path}")
 
 
 def follow(sources: list[Path], path: Path) -> Content:
@@ -53,6 +53,7 @@ def follow(sources: list[Path], path: Path) -> Content:
     from ..report.page import watch_content
 
     content = None
+    end_well()
     try:
         for number, content in enumerate(watch_content(sources)):
             write_page(content, path, live=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,6 +24,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/<recipe>-<method> if not given.")] = None,
     resume: Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to begin.")] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe; write nothing.")] = False,
+    force: console.Force = False,
 ) -> None:
     """Train a recipe. The same command again, or --out alone, resumes a run that was stopped.
 
@@ -48,6 +50,7 @@ def train(
             raise ValueError(f"there is no run in {out} to resume: name a recipe to begin one (scalelong recipes)")
         given = Run(out).config_file
     config = load_recipe(given, overrides or [])
+    console.check_sizes([config], force=force)
     folder = out or Path("runs") / f"{config.name}-{config.scaling.method}"
     if dry_run:
         print_plan(config, folder, resume)
@@ -58,7 +61,7 @@ def train(
     display = console.choose_display(f"{config.name}: {summary.describe()}, {summary.steps:,} steps, in {folder}")
     result = run_training(config, folder, resume, display=display)
     if console.is_first_process():
-        typer.echo(describe_end(result))
+        console.print_now(describe_end(result))
     if result.signal is not None:
         sys.exit(128 + result.signal)
 
@@ -70,16 +73,17 @@ def print_plan(config: Config, folder: Path, resume: str) -> None:
     start, summary = find_resume_point(Run(folder), config, resume), summarise(config)
     typer.echo(to_yaml(config), nl=False)
     steps = f"steps {start.step} to {summary.steps}"
-    typer.echo(f"# {summary.describe()}, {steps}, in {folder}")
+    console.print_now(f"# {summary.describe()}, {steps}, in {folder}")
 
 
 def describe_end(result: TrainResult) -> str:
     """How a run ended, and the command that comes next."""
-    again = f"scalelong train --out {result.folder}"
+    folder = shlex.quote(str(result.folder))
+    again = f"scalelong train --out {folder}"
     if not result.finished:
         return f"stopped and saved at step {result.step} of {result.steps}. To resume: {again}"
     if result.trained:
-        return f"finished: {result.folder}. For more samples: scalelong sample {result.folder}"
+        return f"finished: {result.folder}. For more samples: scalelong sample {folder}"
     return (
         f"{result.folder} is finished: step {result.step} of {result.steps}; no step was left to train. "
         f"To train longer: {again} --set training.steps={2 * result.steps}"
@@ -163,7 +167,7 @@ def sample(
         )
     if console.is_first_process():
         there = sum(path.stem.isdigit() for path in folder.glob("*.png"))
-        typer.echo(f"{there} images and grid.png: {folder}")
+        console.print_now(f"{there} images and grid.png: {folder}")
 
 
 def export(
@@ -189,7 +193,7 @@ def export(
     from ..runs import export as exports
 
     done = exports.export_run(run, to, out, weights=weights, checkpoint=checkpoint)
-    typer.echo(f"written: {done.folder}")
+    console.print_now(f"written: {done.folder}")
     if not done.fused:
         typer.echo(f"the scaling could not be folded into the weights: {done.reason}; its README says how to load it")
     if push is not None:

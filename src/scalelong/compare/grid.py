@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -223,15 +224,22 @@ def check_plan(folder: Path, plan: Plan) -> dict[str, Any]:
             raise PlanError(f"{folder} is the folder of a single run: choose another --out")
         check_folder(Run(folder))
         return {}
-    try:
+    with naming_plan(folder):
         before = read_json(folder / FILE)
         check_same_plan(folder, before, plan)
+    return before
+
+
+@contextmanager
+def naming_plan(folder: Path) -> Iterator[None]:
+    """For reading comparison.json: one that was changed is never taken for what was compared."""
+    try:
+        yield
     except (Damaged, KeyError, TypeError, AttributeError) as damage:
         raise PlanError(
             f"{folder / FILE} does not say what is compared, as it is damaged or was changed ({damage}): "
             "put it back, or choose another --out"
         ) from damage
-    return before
 
 
 def check_same_plan(folder: Path, before: dict[str, Any], plan: Plan) -> None:

@@ -188,7 +188,8 @@ def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:
     if not (folder / EVALUATIONS).is_file():
         return []
     # The recipe names a network, a network with its weights, or the path of a file, which is called by its name.
-    names = {wanted.network, wanted.network.partition(":")[0], Path(wanted.network).name}
+    kind, _, file = wanted.network.partition(":")
+    names = {wanted.network, kind, Path(file or kind).name}
     # A run's own evaluations begin with image 0; others were made by hand.
     own = [one for one in read_evaluations(folder) if one.seed == 0 and one.fingerprint.get("network") in names]
     return [one for one in own if one.fingerprint.get("images") == wanted.images and distance_of(one)]

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..config import load_recipe
-from .grid import FILE, Method, Plan, PlanError, make_arm, make_plan
+from ..utils.atomic import read_json
+from .grid import FILE, Method, Plan, PlanError, make_arm, make_plan, naming_plan
 from .run import CompareResult, Display, compare
 from .survival import next_rates
 
@@ -103,6 +103,7 @@ def rates_in(folder: Path) -> dict[str, set[float]]:
     """The rates of a search that was begun in the folder, by method."""
     found: dict[str, set[float]] = {}
     if (folder / FILE).is_file():
-        for arm in json.loads((folder / FILE).read_bytes())["arms"]:
-            found.setdefault(arm["id"].rpartition("-lr")[0], set()).add(arm["config"]["optim"]["lr"])
+        with naming_plan(folder):
+            for arm in read_json(folder / FILE)["arms"]:
+                found.setdefault(arm["id"].rpartition("-lr")[0], set()).add(arm["config"]["optim"]["lr"])
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +20,58 @@ from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..models import UViT
 from ..models.presets import build_text_unet, build_unet
 from ..skips import AbsorbedScalingWarning, scale_skips
+from ..utils.atomic import human_size
+from ..utils.runtime import machine_memory, training_memory
 from .schema import Config, ScalingConfig, TrainingConfig, UNetConfig, UViTConfig
 from .sections import DiffusionConfig
+
+# What training keeps for each parameter: weight, gradient, two averages of AdamW, and EMA, in float32.
+TRAINED_BYTES, BYTES = 20, 4
+
+
+def estimate_parameters(config: Config) -> int:
+    """About how many numbers the network has, in closed form: too large a one would take hours only to be counted.
+
+    It is exact to some percent for U-ViTs. Of UNets, whose attention is not counted, it is half to nine tenths.
+    """
+    model, classes = config.model, 0 if config.labels is None else config.labels.embeddings
+    text = 0 if config.text is None else config.text.width
+    if isinstance(model, UViTConfig):
+        width, tokens = model.embed_dim, (model.img_size // model.patch_size) ** 2
+        tokens += 0 if config.text is None else config.text.max_length
+        blocks = (model.depth + 1) * (4 + 2 * model.mlp_ratio) + model.depth
+        return int(blocks * width**2 + (tokens + classes + text + 2 * model.in_chans * model.patch_size**2) * width)
+    if isinstance(model, UNetConfig):
+        widths, time = model.block_out_channels, 4 * model.block_out_channels[0]
+        # Two convolutions of 3×3 pixels in each block, and as wide a skip beside the first of them on the way up.
+        down, up = (sum(blocks * 9 * width**2 for width in widths) for blocks in (2 * model.depth, 3 * model.depth + 3))
+        steps = sum(time * width for width in widths) * (2 * model.depth + 1)
+        return down + up + 36 * widths[-1] ** 2 + steps + time**2 + (classes + text) * time
+    return 0
+
+
+def check_memory(config: Config) -> None:
+    """Raise, before the network is built, where this machine has not the memory to train it."""
+    count, shape = estimate_parameters(config), config.sample_shape
+    images = config.training.batch_size // config.training.grad_accumulation * math.prod(shape) * BYTES
+    needed, there = count * TRAINED_BYTES + images, training_memory(config.training.parallel == "fsdp")
+    if needed > there:
+        what = f"about {count:,} parameters (weights, gradients, AdamW and EMA) and a batch take {human_size(needed)}"
+        raise ValueError(
+            f"model: {what} to train, and there are {human_size(there)} of memory here: "
+            "choose a smaller network or batch, or try it all the same with --force"
+        )
 
 
 def build_model(config: Config) -> nn.Module:
     """The recipe's network on the CPU, with its skips scaled; the weights are a function of the recipe alone.
 
-    The global random state is left as it was. Recipes that differ in scaling only start from the same network.
+    The global random state is left as it was. Recipes that differ in scaling only start from the same network. Raises,
+    before anything is built, where its weights alone are more than the machine's memory.
     """
+    needed, there = estimate_parameters(config) * BYTES, machine_memory()
+    if needed > there:
+        raise ValueError(f"model: its weights take {human_size(needed)}, and this machine has {human_size(there)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return scale(build_network(config), config.scaling)

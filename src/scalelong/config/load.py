@@ -24,6 +24,11 @@ Places = dict[KeyPath, str]
 # Of names that are less alike, one is not suggested for the other.
 SIMILAR = 0.6
 
+# A recipe has about 100 lines and 3 levels. More is refused before it is built: a few lines of aliases stand for
+# billions of keys, and thousands of levels are more than Python can follow.
+LARGEST_FILE, MOST_KEYS, DEEPEST = 1 << 20, 10_000, 20
+TOO_DEEP = f"is nested deeper than {DEEPEST} levels, which no recipe is"
+
 # The scalars of YAML 1.2: 1e-3 is a float, 010 and yes are text. Underscores may group the digits of whole numbers. Of
 # several patterns that match, the first decides.
 SCALARS = (
@@ -50,6 +55,15 @@ class Loader(yaml.SafeLoader):
     """Reads the scalars of YAML 1.2."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=self.peek_event().start_mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 class Dumper(yaml.SafeDumper):
@@ -193,6 +207,8 @@ def yaml_with_lines(text: str) -> tuple[Any, dict[KeyPath, int]]:
     ({'optim': {'lr': 0.001}}, {('optim',): 1, ('optim', 'lr'): 2})
     """
     lines: dict[KeyPath, int] = {}
+    if len(text) > LARGEST_FILE:
+        raise YamlError(1, f"has {len(text):,} letters; a recipe has at most {LARGEST_FILE:,}")
     try:
         loader = Loader(text)
         node = loader.get_single_node()
@@ -205,16 +221,19 @@ def yaml_with_lines(text: str) -> tuple[Any, dict[KeyPath, int]]:
 
 
 def construct(loader: Loader, node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
+    if len(path) > DEEPEST or len(lines) > MOST_KEYS:
+        problem = TOO_DEEP if len(path) > DEEPEST else f"its aliases stand for more than {MOST_KEYS:,} keys"
+        raise YamlError(node.start_mark.line + 1, problem)
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             lines[(*path, number)] = item.start_mark.line + 1
         return [construct(loader, item, (*path, number), lines) for number, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
-        return loader.construct_object(node)
+        return construct_scalar(loader, node)
     mapping = {}
     for key_node, value in node.value:
         line = key_node.start_mark.line + 1
-        key = loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+        key = construct_scalar(loader, key_node) if isinstance(key_node, yaml.ScalarNode) else None
         if not isinstance(key, str):
             raise YamlError(line, "a key must be text")
         if key in mapping:
@@ -222,6 +241,16 @@ def construct(loader: Loader, node: yaml.Node, path: KeyPath, lines: dict[KeyPat
         lines[(*path, key)] = line
         mapping[key] = construct(loader, value, (*path, key), lines)
     return mapping
+
+
+def construct_scalar(loader: Loader, node: yaml.Node) -> Any:
+    try:
+        return loader.construct_object(node)
+    except yaml.MarkedYAMLError:
+        raise
+    except Exception as error:  # What Python makes of a text that is not what its tag says.
+        kind = node.tag.rpartition(":")[2]
+        raise YamlError(node.start_mark.line + 1, f"{str(node.value)[:50]!r} is no {kind}") from error
 
 
 def dotted(path: KeyPath) -> str:

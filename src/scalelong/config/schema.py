@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,8 @@ from .sections import (
     OptimConfig,
     Positive,
     Section,
+    Size,
+    Sizes,
     TextCondition,
     Whole,
     Wholes,
@@ -52,11 +55,11 @@ class UViTConfig(Section):
     """`kind: uvit`, a `scalelong.models.UViT`."""
 
     kind: Literal["uvit"]
-    img_size: Whole
+    img_size: Size
     patch_size: Whole
-    in_chans: Whole = 3
-    embed_dim: Whole
-    depth: Annotated[int, Field(ge=2, multiple_of=2)]
+    in_chans: Size = 3
+    embed_dim: Size
+    depth: Annotated[int, Field(ge=2, le=1024, multiple_of=2)]
     """Blocks on both sides of the middle one; there are depth/2 long skips."""
     num_heads: Whole
     mlp_ratio: Positive = 4.0
@@ -85,11 +88,11 @@ class UNetConfig(Section):
     """`kind: unet`, diffusers' `UNet2DModel`."""
 
     kind: Literal["unet"]
-    sample_size: Whole
-    in_channels: Whole = 3
-    block_out_channels: Annotated[Wholes, Field(min_length=1)]
+    sample_size: Size
+    in_channels: Size = 3
+    block_out_channels: Annotated[Sizes, Field(min_length=1)]
     """The width of each level, the finest first."""
-    depth: Whole
+    depth: Annotated[int, Field(ge=1, le=128)]
     """Residual blocks per level (`layers_per_block`); there are levels·(depth + 1) long skips."""
     attention: Wholes = ()
     """The resolutions at which the network attends."""
@@ -221,10 +224,17 @@ class ScalingConfig(Section):
         return self
 
 
+def check_name(name: str) -> str:
+    """A name becomes part of those of folders, and must not lead out of them."""
+    if name.startswith(".") or re.search(r"[/\\\x00-\x1f\x7f-\x9f]", name):
+        raise PydanticCustomError("name", "must not begin with a dot, nor have slashes or control characters in it")
+    return name
+
+
 class Config(Section):
     """A whole recipe."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(check_name)]
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     data: DataConfig

@@ -10,12 +10,15 @@ from ..data.config import TextConfig
 from ..diffusion import Prediction, Time
 
 Whole = Annotated[int, Field(ge=1)]
+# Sides of images and widths of networks: far more than any is, so that a typo ends in a line, not in hours of waiting.
+Size = Annotated[int, Field(ge=1, le=65_536)]
 NotNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 # YAML has lists only; the items stay strict.
 Pair = Annotated[tuple[Fraction, Fraction], Strict(False)]
 Wholes = Annotated[tuple[Whole, ...], Strict(False)]
+Sizes = Annotated[tuple[Size, ...], Strict(False)]
 
 Weights = Literal["ema", "raw"]
 """The EMA weights, or those of the last step."""
@@ -44,7 +47,7 @@ class LabelConfig(Section):
 class TextCondition(TextConfig):
     """The `text:` block: the network is told the features of a caption."""
 
-    width: Whole
+    width: Size
     """How many numbers the encoder gives for a token."""
     drop: Fraction = 0.0
     """How often the caption is replaced by an empty one, which classifier-free guidance needs."""
@@ -55,7 +58,7 @@ class DiffusionConfig(Section):
 
     schedule: Literal["linear", "cosine", "sqrt-linear"] = "linear"
     time: Time = "discrete"
-    steps: Whole = 1000
+    steps: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     prediction: Prediction = "epsilon"
     min_snr_gamma: Positive | None = None
     """null = every time weighs the same."""
@@ -81,7 +84,7 @@ class EvaluationConfig(Section):
 
     every: Whole | None = None
     """Steps between evaluations; the last step is evaluated too. null = never."""
-    images: Annotated[int, Field(ge=20)] = 1000
+    images: Annotated[int, Field(ge=20, le=100_000_000)] = 1000
     """Sampled as the `sampling:` block says, guidance included. Only equal numbers of images can be compared."""
     network: str = "efficientnet-lite0"
     """The feature network, as for `scalelong evaluate --network`."""

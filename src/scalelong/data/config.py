@@ -39,7 +39,7 @@ class DataConfig(BaseModel):
     config: str | None = Field(default=None, min_length=1)
     """Which configuration of a set on the hub, or of a folder whose README.md declares some; null = the only one, or
     the one that is called `default`."""
-    image_size: int = Field(gt=0)
+    image_size: int = Field(gt=0, le=65_536)
     channels: Literal[1, 3] = 3
     """3 = colour (grey images are repeated), 1 = grey (colour images lose their colour)."""
     box: Box | None = None
@@ -50,6 +50,9 @@ class DataConfig(BaseModel):
     flip: bool = False
     """Mirror half of the training images, chosen anew at each step."""
     image_column: str = "image"
+    allow_paths: bool = False
+    """Whether rows of a table may name files of this machine as their images, instead of holding the bytes: who wrote
+    the table then says which files are read."""
     label_column: str | None = None
     """null = the labels, if there are any, are left out."""
     caption_column: str | None = None
@@ -63,7 +66,7 @@ class DataConfig(BaseModel):
     """How large the decoded images may be to be held in memory; larger sets are decoded once into the image cache, a
     folder on the disk. null = half of the memory that is free, shared by the processes of the machine; 0 = always the
     cache."""
-    workers: int = Field(default=4, gt=0)
+    workers: int = Field(default=4, gt=0, le=1024)
     """Threads that decode; the images and their order do not depend on it."""
 
     prepared: str | None = Field(default=None, min_length=1)
@@ -79,7 +82,7 @@ class TextConfig(BaseModel):
     encoder: str = Field(min_length=1)
     """A text encoder that transformers can load: a folder, `owner/name` on the Hugging Face hub (`owner/name/folder`
     if it lies deeper), or `package:NAME` for one that an installed Python package carries."""
-    max_length: int = Field(default=77, gt=1)
+    max_length: int = Field(default=77, gt=1, le=65_536)
     """Tokens per caption: shorter ones are padded, longer ones cut."""
 
 
@@ -92,6 +95,6 @@ class LatentConfig(BaseModel):
     """diffusers' AutoencoderKL, named in the same ways as a text encoder."""
     scale: float = Field(default=0.23010, gt=0)
     """What latents are multiplied by, so that their spread is about 1."""
-    channels: int = Field(default=4, gt=0)
+    channels: int = Field(default=4, gt=0, le=65_536)
     factor: int = Field(default=8, gt=0)
     """How many pixels, in each direction, become one latent."""

@@ -35,6 +35,8 @@ Progress = Callable[[int, int], None]
 TOLERATED = 0.01
 # Rows per task: a task for each small picture would cost as much as the picture.
 CHUNK = 16
+# As PIL warns of: more are a bomb, of some kB that unpack to GBs, rather than a photograph.
+MOST_PIXELS = 89_478_485
 # Whose 16-bit pictures PIL reads as integers of 32 bits.
 SIXTEEN_BIT_FORMATS = ("PNG", "PPM")
 
@@ -90,7 +92,7 @@ class Part:
 
 def open_parts(config: DataConfig, classes: int | None = None) -> list[Part]:
     """What there is to train on, and for validation; raises DataError where it is not as the recipe says."""
-    tables = open_tables(config.source, config.config)
+    tables = open_tables(config.source, config.config, allow_paths=config.allow_paths)
     train = pick_split(tables, config.train_split, "train_split")
     size, count = len(train), config.validation_count
     if config.validation_split is not None:
@@ -196,7 +198,10 @@ def open_picture(raw: Any) -> Picture:
     if isinstance(raw, ZipMember):
         raw = raw.read()
     if isinstance(raw, (bytes, str)):
-        return Image.open(raw if isinstance(raw, str) else io.BytesIO(raw))
+        picture = Image.open(raw if isinstance(raw, str) else io.BytesIO(raw))
+        if picture.width * picture.height > MOST_PIXELS:
+            raise ValueError(f"it has {picture.width}×{picture.height} pixels, and at most {MOST_PIXELS:,} are read")
+        return picture
     return Image.fromarray(raw)
 
 

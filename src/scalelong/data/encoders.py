@@ -23,6 +23,7 @@ from .sources import import_extra
 PACKAGE = "package:"
 CONFIG = "config.json"
 WEIGHTS = "*.safetensors"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # Other precisions of the same weights, which are not the ones that get loaded.
 VARIANTS = ("*.fp16.*", "*.non_ema*")
 POOLER = "pooler"
@@ -31,6 +32,8 @@ VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model")
 # Those that `AutoModel` would load together with what does not read text.
 TEXT_PARTS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel"}
 TEXT_PARTS |= {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+# Without it transformers asks on the terminal whether it may run Python code of the folder or of the hub.
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 # Decoding 256×256 pixels takes a good part of a GB per image.
 DECODED_TOGETHER = 8
 # Fixed, because the last bits of a result depend on how many were computed together.
@@ -53,11 +56,11 @@ class TextEncoder:
         folder = locate(config.encoder, "text.encoder")
         with quietly(transformers):
             try:
-                kind = transformers.AutoConfig.from_pretrained(str(folder)).model_type
-                self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
-            except (OSError, ValueError, KeyError) as error:
+                kind = transformers.AutoConfig.from_pretrained(str(folder), **NO_CODE).model_type
+                self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **NO_CODE)
+            except Exception as error:  # Hostile or damaged files make the library raise a dozen kinds of errors.
                 lacks = "has no config or tokenizer that transformers can load"
-                raise DataError(f"text.encoder: {folder} {lacks}: {error}") from error
+                raise DataError(f"text.encoder: {folder} {lacks}: {own_code(error)}") from error
             # Features are padded at their end, so that a caption's first token is always the first.
             self.tokenizer.padding_side = "right"
             part = getattr(transformers, TEXT_PARTS.get(kind, "AutoModel"))
@@ -172,7 +175,10 @@ def locate(name: str, key: str, *, download: bool = True) -> Path:
         folder = fetch(name, key, download=download)
     for needed in (CONFIG, WEIGHTS):
         if not any(folder.glob(needed)):
-            raise DataError(f"{key}: there is no {needed} in {folder}; save the network with save_pretrained first")
+            pickles = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
+            why = f"; {pickles[0]} is not read, as pickles may run code" if needed == WEIGHTS and pickles else ""
+            advice = "save the network with save_pretrained first"
+            raise DataError(f"{key}: there is no {needed} in {folder}{why}: {advice}")
     return folder
 
 
@@ -231,15 +237,23 @@ def quietly(library: Any) -> Iterator[None]:
         yield
 
 
+def own_code(error: Exception) -> str:
+    """What a library says of a network that it cannot load."""
+    if "trust_remote_code" in str(error):
+        return "it comes with Python code of its own, which is never run; use a network that the library has itself"
+    return f"{'' if isinstance(error, (OSError, ValueError)) else type(error).__name__ + ': '}{first_line(error)}"
+
+
 def load_network(kind: Any, folder: Path, key: str) -> tuple[Any, list[str]]:
     """A frozen network of a class, in float32; raises where the folder lacks some of its weights.
 
     Checkpoints often leave out what pools all tokens into one vector: the names of such weights, then random, come too.
     """
+    options = NO_CODE if kind.__module__.startswith("transformers.") else {}  # diffusers does not know it.
     try:
-        network, info = kind.from_pretrained(str(folder), output_loading_info=True, use_safetensors=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise DataError(f"{key}: {folder} cannot be loaded as {kind.__name__}: {first_line(error)}") from error
+        network, info = kind.from_pretrained(str(folder), output_loading_info=True, use_safetensors=True, **options)
+    except Exception as error:  # As above.
+        raise DataError(f"{key}: {folder} cannot be loaded as {kind.__name__}: {own_code(error)}") from error
     missing = sorted(info["missing_keys"])
     needed = [name for name in missing if POOLER not in name]
     if needed:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
+import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+from ..utils.atomic import human_size
 from .config import DataError, first_line
 
 TARS = {".tar", ".tgz", ".gz"}
@@ -21,6 +25,10 @@ METADATA = {"README.md", "metadata.csv", "metadata.jsonl"}
 WORDS = {"train": "train|training", "validation": "validation|valid|dev|val", "test": "test|testing|eval|evaluation"}
 SPLITS = {split: re.compile(rf"(^|[-._ 0-9])({words})([-._ 0-9]|$)") for split, words in WORDS.items()}
 
+# Packed files that unpack to more are meant to fill the memory: the largest picture that is read has 268 MB of pixels,
+# and photographs do not get 100 times as small.
+LARGEST_MEMBER, LARGEST_RATIO = 1 << 28, 100
+
 Columns = dict[str, Sequence[Any]]
 
 
@@ -31,7 +39,32 @@ class ZipMember(NamedTuple):
     name: str
 
     def read(self) -> bytes:
+        if (size := self.archive.getinfo(self.name).file_size) > LARGEST_MEMBER:
+            raise ValueError(f"it has {human_size(size)} unpacked, more than any picture that is read")
         return self.archive.read(self.name)
+
+
+def check_tars(source: Path) -> None:
+    """Check each tar of a folder, of a pattern, or the one of this path."""
+    names = [file.path for file in walk(source)] if source.is_dir() else sorted(glob.glob(str(source)))
+    for path in map(Path, names):
+        if path.suffix in TARS and tarfile.is_tarfile(path):
+            check_tar(path)
+
+
+def check_tar(path: Path) -> None:
+    """Raise DataError, before anything is unpacked, for a tar with members that no data set has, or with too many."""
+    most, total = LARGEST_RATIO * path.stat().st_size + LARGEST_MEMBER, 0
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                total += member.size
+                if member.size > LARGEST_MEMBER or total > most:
+                    what = f"{member.name} has" if member.size > LARGEST_MEMBER else "its files have"
+                    size = human_size(max(member.size, total))
+                    raise DataError(f"data.source: {str(path)!r}: {what} {size} unpacked or more: that is no data set")
+    except (OSError, tarfile.TarError, zlib.error, EOFError) as error:
+        raise DataError(f"data.source: {str(path)!r} is not a tar that can be read: {first_line(error)}") from error
 
 
 def zip_columns(path: Path) -> Columns:

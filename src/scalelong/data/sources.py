@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..utils.block_folder import Fingerprint
 from .config import DataConfig, DataError, first_line
-from .folders import FILES, TARS, folder_splits, walk, zip_columns
+from .folders import FILES, TARS, check_tars, folder_splits, walk, zip_columns
 
 DIGITS = "sklearn:digits"
 
@@ -56,10 +56,13 @@ class ListTable:
 
 
 class HubTable:
-    """A split as the `datasets` library holds it, with the methods of a ListTable."""
+    """A split as the `datasets` library holds it, with the methods of a ListTable.
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    Its images are bytes; with `paths` rows may also name files of this machine.
+    """
+
+    def __init__(self, dataset: Any, *, paths: bool = False, image: str | None = None) -> None:
+        self._dataset, self._paths, self._image = dataset, paths, image
         self.columns: Sequence[str] = dataset.column_names
 
     def __len__(self) -> int:
@@ -77,18 +80,32 @@ class HubTable:
             dataset = dataset.cast_column(image, Image(decode=False))
         elif not may_hold_images(feature):
             raise DataError(f"data.image_column: {self.describe(image)}, not images")
-        return HubTable(dataset.select_columns(list(dict.fromkeys([image, *others]))))
+        columns = list(dict.fromkeys([image, *others]))
+        return HubTable(dataset.select_columns(columns), paths=self._paths, image=image)
 
     def rows(self, indices: Sequence[int]) -> Iterator[dict[str, Any]]:
         for batch in self._dataset.select(indices).iter(batch_size=256):
             for values in zip(*batch.values(), strict=True):
-                yield dict(zip(batch, values, strict=True))
+                row = dict(zip(batch, values, strict=True))
+                if not self._paths and (named := file_named(row.get(self._image or ""))):
+                    raise DataError(
+                        f"data.source: a row names the file {named!r} instead of holding an image's bytes; who wrote "
+                        "it could so have any file of this machine read. If you trust it: data.allow_paths: true"
+                    )
+                yield row
 
     def values(self, column: str, indices: Sequence[int]) -> list[Any]:
         return list(self._dataset.select_columns(column).select(indices)[column])
 
 
 Table = ListTable | HubTable
+
+
+def file_named(picture: Any) -> str | None:
+    """The file that has a row's picture, where the row itself has not."""
+    if isinstance(picture, dict):
+        return picture.get("path") if picture.get("bytes") is None else None
+    return picture if isinstance(picture, str) else None
 
 
 def may_hold_images(feature: Any) -> bool:
@@ -115,7 +132,7 @@ def local_path(source: str) -> Path | None:
     return path
 
 
-def open_tables(source: str, config: str | None = None) -> dict[str, Table]:
+def open_tables(source: str, config: str | None = None, *, allow_paths: bool = False) -> dict[str, Table]:
     """The splits of a source by name; see DataConfig for what a source and its config may be."""
     path = local_path(source)
     if config is not None and (source == DIGITS or (path is not None and not path.is_dir())):
@@ -128,8 +145,12 @@ def open_tables(source: str, config: str | None = None) -> dict[str, Table]:
         return {name: ListTable(columns) for name, columns in splits.items()}
     builder = open_builder(source, config)
     with quiet_library(source):
+        if path is not None and not os.path.exists(builder.cache_dir):
+            check_tars(path)
         builder.download_and_prepare()
-        return {name: HubTable(split) for name, split in builder.as_dataset().items()}
+        # A folder of images becomes a table of their paths, which the library found itself.
+        paths = allow_paths or builder.name == "imagefolder"
+        return {name: HubTable(split, paths=paths) for name, split in builder.as_dataset().items()}
 
 
 def pick_split(tables: Mapping[str, Table], name: str, key: str) -> Table:
@@ -253,7 +274,8 @@ def open_builder(source: str, config: str | None) -> Any:
         if path is not None and not path.is_dir():
             kind = "webdataset" if path.suffix in TARS else "parquet"
             return datasets.load_dataset_builder(kind, data_files={"train": str(path)})
-        name = source if path is None else str(path)
+        # A relative path may be the name of one of the library's own formats.
+        name = source if path is None else str(path.absolute())
         try:
             return datasets.load_dataset_builder(name, name=config)
         except ValueError:
@@ -265,7 +287,7 @@ def check_config(datasets: Any, path: str, config: str | None) -> None:
     """Raise DataError if that is why a set cannot be opened: it has no such configuration, or one must be chosen."""
     try:
         names = datasets.get_dataset_config_names(path)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError):
+    except Exception:  # As there.
         return
     if config is None and len(names) > 1:
         raise DataError(f"data.config: {path!r} has {len(names)} configurations: choose one of {', '.join(names)}")
@@ -277,13 +299,15 @@ def check_config(datasets: Any, path: str, config: str | None) -> None:
 def quiet_library(source: str) -> Iterator[Any]:
     """The library without progress bars, its errors told as ours; what the user had chosen is restored."""
     datasets = import_extra("datasets", f"the data {source!r}")
+    # Before version 4 the library asked on the terminal whether it may run the code of a set; it never may.
+    datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         yield datasets
-    except DataError:
+    except (DataError, MemoryError, ImportError):
         raise
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+    except Exception as error:  # Damaged files make the library raise a dozen kinds of errors.
         raise DataError(f"data.source: {source!r} {reason_of(source, error)}") from error
     finally:
         if shown:

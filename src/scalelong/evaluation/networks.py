@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from ..data.config import DataError, first_line
-from ..data.encoders import fingerprint_of, load_network, locate, quietly
+from ..data.encoders import NO_CODE, fingerprint_of, load_network, locate, own_code, quietly
 from ..data.sources import import_extra
 from ..utils.atomic import sha256_of
 from ..utils.runtime import own_device
 from .features import FeatureError, FeatureNetwork, Resize
 from .inception import POOLED, FIDInception
 
-INCEPTION, EFFICIENTNET = "inception", "efficientnet-lite0"
-KNOWN = f"{INCEPTION}, {INCEPTION}:WEIGHTS, {EFFICIENTNET}, a TorchScript file, or a transformers vision model"
+INCEPTION, EFFICIENTNET, TORCHSCRIPT = "inception", "efficientnet-lite0", "torchscript"
+KNOWN = f"{INCEPTION}, {INCEPTION}:WEIGHTS, {EFFICIENTNET}, {TORCHSCRIPT}:FILE, or a transformers vision model"
 
 # The file that pytorch-fid downloads; its name ends with the beginning of its SHA-256.
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
@@ -40,10 +40,11 @@ RESIZES = {
 # Vision parts of models that `AutoModel` would load together with what reads text.
 VISION_PARTS = {"clip": "CLIPVisionModel", "siglip": "SiglipVisionModel"}
 KEY = "the feature network"
+LARGEST_SIDE = 4096
 
 
 def load_features(name: str, resize: str | None = None) -> FeatureNetwork:
-    """A feature network: `inception`, `inception:WEIGHTS`, `efficientnet-lite0`, a TorchScript file, or a vision model
+    """A feature network: `inception`, `inception:WEIGHTS`, `efficientnet-lite0`, `torchscript:FILE`, or a vision model
     of transformers (a folder, or `owner/name` on the hub). `resize` is one of RESIZES, and the Inception's alone."""
     kind, _, weights = name.partition(":")
     if kind == INCEPTION:
@@ -52,9 +53,11 @@ def load_features(name: str, resize: str | None = None) -> FeatureNetwork:
         raise FeatureError(f"--resize is for --network {INCEPTION}: {name} has a resize of its own")
     if name == EFFICIENTNET:
         return load_efficientnet()
-    path = Path(name).expanduser()
-    if path.is_file():
-        return load_torchscript(path)
+    if kind == TORCHSCRIPT:
+        return load_torchscript(Path(weights).expanduser())
+    if Path(name).expanduser().is_file():
+        asked = f"if you trust it, name it {TORCHSCRIPT}:{name}"
+        raise FeatureError(f"{name} is a file. One of TorchScript is a program, which runs what it likes: {asked}")
     if name.endswith((".pt", ".pth", ".ts")):
         raise FeatureError(f"there is no file {name!r}; a feature network is {KNOWN}")
     return load_transformers(name)
@@ -140,6 +143,8 @@ def load_torchscript(path: Path) -> FeatureNetwork:
     One whose forward takes `return_features`, such as NVIDIA's inception-2015-12-05.pt, is given bytes, and resizes
     them itself.
     """
+    if not path.is_file():
+        raise FeatureError(f"there is no file {str(path)!r}; a feature network is {KNOWN}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -179,7 +184,10 @@ def load_transformers(name: str) -> FeatureNetwork:
         raise FeatureError(f"{error}. It may be {KNOWN}") from error
     transformers, resize = import_extra("transformers", "a transformers model"), read_resize(folder)
     with quietly(transformers):
-        kind = transformers.AutoConfig.from_pretrained(str(folder)).model_type
+        try:
+            kind = transformers.AutoConfig.from_pretrained(str(folder), **NO_CODE).model_type
+        except Exception as error:  # Hostile or damaged files make the library raise a dozen kinds of errors.
+            raise FeatureError(f"{folder} has no config that transformers can load: {own_code(error)}") from error
         network, missing = load_network(getattr(transformers, VISION_PARTS.get(kind, "AutoModel")), folder, KEY)
     network.to(own_device())
 
@@ -218,12 +226,15 @@ def read_resize(folder: Path) -> Resize:
     file = folder / "preprocessor_config.json"
     if not file.is_file():
         raise FeatureError(f"there is no {file.name} in {folder}, which says how large images must be")
-    said: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    size = said.get("crop_size") or said.get("size")
-    if isinstance(size, dict):
-        size = size.get("height") or size.get("shortest_edge")
-    if size is None:
-        raise FeatureError(f"{file} does not say how large images must be")
-    mean, std = (tuple(said.get(key) or [0.5] * 3) for key in ("image_mean", "image_std"))
+    try:
+        said: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        size = said.get("crop_size") or said.get("size")
+        if isinstance(size, dict):
+            size = size.get("height") or size.get("shortest_edge")
+        mean, std = (tuple(map(float, said.get(key) or [0.5] * 3)) for key in ("image_mean", "image_std"))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise FeatureError(f"{file} does not say how large images must be: {first_line(error)}") from error
+    if not isinstance(size, int) or not 0 < size <= LARGEST_SIDE:
+        raise FeatureError(f"{file} does not say how large images must be, but {size!r}")
     # PIL's number for bicubic is 3.
     return Resize(size, "bicubic" if said.get("resample") == 3 else "bilinear", mean=mean, std=std)

@@ -73,10 +73,23 @@ class Checkpoint:
         """The tensors of one group, by name, on the CPU."""
         if group not in self.groups:
             raise CheckpointError(f"{self.path} has no group {group!r}; it has {', '.join(self.groups) or 'none'}")
-        return read_tensors(self.path / f"{group}.safetensors")
+        try:
+            return read_tensors(self.path / f"{group}.safetensors")
+        except Damaged as damage:
+            raise self.damaged(damage) from damage
 
     def state(self) -> dict[str, Any]:
-        return json.loads((self.path / STATE).read_bytes())
+        """What it says besides its tensors."""
+        try:
+            content = json.loads((self.path / STATE).read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(f"{STATE} is no JSON ({error})") from error
+        if not isinstance(content, dict):
+            raise self.damaged(f"{STATE} holds a {type(content).__name__}, not keys and values")
+        return content
+
+    def damaged(self, reason: object) -> CheckpointError:
+        return CheckpointError(f"checkpoint {self.path} is damaged: {reason}. Resume from another one.")
 
 
 class CheckpointStore:

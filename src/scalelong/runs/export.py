@@ -6,6 +6,7 @@ does not know it refuses the folder: without it the network would draw other ima
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -21,7 +22,16 @@ from ..config.schema import Config, UViTConfig
 from ..config.sections import Weights
 from ..data.sources import import_extra
 from ..skips import AbsorbedScalingWarning, fuse_skips, scale_skips
-from ..utils.atomic import Files, publish, read_tensors, replace_text
+from ..utils.atomic import (
+    Files,
+    open_to_umask,
+    publish,
+    read_tensors,
+    remove_left_behind,
+    replace_text,
+    system_errors,
+    writing,
+)
 from .card import UVIT_FILE, write_card
 from .model import choose_checkpoint, read_network
 from .run_dir import Run, RunError
@@ -65,17 +75,21 @@ def export_run(
     network = read_network(config, chosen, weights)
     parameters = count_parameters(network)
     reason = fold_scaling(network)
-    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
+    remove_left_behind(target.parent, f".tmp-*-{glob.escape(target.name)}")
     try:
-        temporary.mkdir(parents=True)
-        if to == "uvit":
-            Files().write_tensors(temporary / UVIT_FILE, network.state_dict())
-        else:
-            write_diffusers(network, config, temporary)
-            if reason is not None:
-                claim(temporary, config)
-        write_card(temporary / "README.md", run, config, chosen.step, weights, parameters, reason)
-        publish(temporary, target)
+        with writing(target), system_errors(target):
+            Files().make_folder(temporary)
+            if to == "uvit":
+                Files().write_tensors(temporary / UVIT_FILE, network.state_dict())
+            else:
+                write_diffusers(network, config, temporary)
+                if reason is not None:
+                    claim(temporary, config)
+            write_card(temporary / "README.md", run, config, chosen.step, weights, parameters, reason)
+            for file in temporary.rglob("*.safetensors"):
+                open_to_umask(file)
+            publish(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Export(target, reason)
@@ -140,12 +154,15 @@ def load_pipeline(folder: str | Path) -> Any:
     if not (place / "config.json").is_file():
         raise RunError(f"{folder} has no unet/config.json: it was not written by scalelong export --to diffusers")
     content = json.loads((place / "config.json").read_bytes())
-    scaling, kind = content.pop(SCALING, None), getattr(diffusers, content["_class_name"].removeprefix(OWN_CLASS))
+    name = str(content["_class_name"]).removeprefix(OWN_CLASS)
+    scaling, kind = content.pop(SCALING, None), getattr(diffusers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise RunError(f"{place / 'config.json'} names {name!r}, which is no network of diffusers")
     if scaling is None:
-        network = kind.from_pretrained(place)
+        network: Any = kind.from_pretrained(place, use_safetensors=True)  # pyright: ignore[reportAttributeAccessIssue]
     else:
         content["up_block_types"] = [block.removesuffix(OWN_BLOCK) for block in content["up_block_types"]]
-        network = kind.from_config(content)
+        network = kind.from_config(content)  # pyright: ignore[reportAttributeAccessIssue]
         with warnings.catch_warnings():
             # That a norm cancels the scaling was said when the network was trained.
             warnings.simplefilter("ignore", AbsorbedScalingWarning)

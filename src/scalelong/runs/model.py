@@ -8,7 +8,7 @@ from ..config.build import build_model, lay_out
 from ..config.schema import Config
 from ..config.sections import Weights
 from ..utils.runtime import own_device
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, CheckpointError
 from .run_dir import Run, RunError, check_same_run
 
 # The checkpoint's names for the weights.
@@ -49,7 +49,13 @@ def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, co
 def read_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn.Module:
     """The network of a checkpoint as it was built, in eval mode and on the CPU."""
     model = build_model(config)
-    model.load_state_dict(checkpoint.tensors(GROUPS[weights]))
+    try:
+        model.load_state_dict(checkpoint.tensors(GROUPS[weights]))
+    except RuntimeError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"{checkpoint.path} holds the weights of another network than its recipe's: {reason}") from error
     return model.eval()
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -37,7 +38,7 @@ LOCK = ".lock"
 CHECKPOINTS = "checkpoints"
 
 # What may differ when a run resumes: nothing that a step computes depends on it.
-MAY_DIFFER = {"name", "description", "data.workers", "data.memory_gb", "data.prepared"}
+MAY_DIFFER = {"name", "description", "data.workers", "data.memory_gb", "data.prepared", "data.allow_paths"}
 MAY_DIFFER |= {f"evaluation.{key}" for key in EvaluationConfig.model_fields}
 MAY_DIFFER |= {
     f"training.{key}"
@@ -127,6 +128,10 @@ class Run:
         self.metrics = MetricsLog(folder / "metrics.jsonl")
         self.samples = folder / "samples"
 
+    def __str__(self) -> str:
+        """The folder as one would type it."""
+        return shlex.quote(str(self.folder))
+
     def grid(self, step: int) -> Path:
         """The file of the grid of samples of a step."""
         return self.samples / f"step-{step:06d}.png"
@@ -151,7 +156,17 @@ class Run:
     def starts(self) -> list[dict[str, Any]]:
         """The environment of each time that the run was begun or resumed."""
         file = self.environment_file
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        if not file.exists():
+            return []
+        try:
+            starts = [{"step": 0, "precision": "", **start} for start in json.loads(file.read_bytes())]
+            if {(type(start["step"]), type(start["precision"])) for start in starts} - {(int, str)}:
+                raise TypeError("a step is no number, or a precision no text")
+            return starts
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            lost = "what earlier starts ran with is lost, which no step depends on"
+            logger.warning("%s is damaged (%s): %s", file, " ".join(str(error).split()), lost)
+            return []
 
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
         """Write what the run is, before its first step or when it resumes; earlier environments are kept."""
@@ -165,7 +180,7 @@ def last_precision(run: Run) -> str | None:
     """The precision of the run's last start; None if it was never started."""
     starts = run.starts()
     # Older runs call fp32 "no".
-    return starts[-1]["precision"].replace("no", "fp32") if starts else None
+    return starts[-1]["precision"].replace("no", "fp32") or None if starts else None
 
 
 def check_folder(run: Run) -> None:

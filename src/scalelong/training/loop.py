@@ -155,7 +155,7 @@ class Trainer:
             if saved != self.stopping:
                 self.save(validation_loss)
         if last and self.evaluation_is_due():
-            self.logger.info(f"the last step was not evaluated: scalelong evaluate {self.run.folder}")
+            self.logger.info(f"the last step was not evaluated: scalelong evaluate {self.run}")
 
     def train_step(self) -> StepDecision:
         """Forward, backward and, if loss and gradients are finite, an update; the step counts in either case."""

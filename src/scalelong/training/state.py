@@ -105,6 +105,7 @@ class TrainState:
         saved, weights, own = checkpoint.state(), checkpoint.tensors("model"), self.network.state_dict()
         if saved.get("format") != FORMAT:
             raise RunError(f"{checkpoint.path} was written by another version of scalelong: train anew with this one")
+        check_kinds(checkpoint, saved)
         refuse_other_network(checkpoint.path, weights, own)
         self.network.load_state_dict(scatter_tensors(weights, own))
         averages = scatter_tensors(checkpoint.tensors("ema"), self.ema.state_dict())
@@ -128,6 +129,15 @@ def refuse_other_network(path: Path, saved: Mapping[str, Tensor], own: Mapping[s
             f"{path} holds another network than the recipe's: {name} is {theirs.get(name, 'absent')} there and "
             f"{ours.get(name, 'absent')} here. Give the model and scaling settings of the run that it comes from."
         )
+
+
+def check_kinds(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> None:
+    """Raise where a checkpoint says something else than `as_json` does, for instance because it was written by hand."""
+    kinds: dict[str, Any] = {**dict.fromkeys(COUNTS, int), "loss_sum": int | float, "ema_step": int, "spikes": dict}
+    kinds |= {"metrics_size": int, "scaler": dict | None, "monitor": dict | None}
+    for key, kind in kinds.items():
+        if key not in saved or not isinstance(saved[key], kind) or isinstance(saved[key], bool):
+            raise checkpoint.damaged(f"its state has {saved.get(key)!r} as {key}")
 
 
 def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.device) -> Optimizer:

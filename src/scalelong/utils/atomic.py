@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
+
+# For so long a process of another machine, which is not known here, does not pause while it writes a file.
+QUIET_SECONDS = 60.0
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
@@ -72,6 +77,8 @@ def writing(path: Path) -> Iterator[None]:
     """For writing a file: the system does not say which one it was when the disk is full, nor what to do."""
     try:
         yield
+    except WriteError:
+        raise
     except OSError as error:
         space = f", {human_size(free_space(path))} are free" if error.errno in NO_SPACE else ""
         raise WriteError(f"could not write {path}: {error.strerror or error}{space}. {advice_for(error)}") from error
@@ -111,14 +118,12 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
     # Named after the process: two that write the same file must not write into each other's.
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     files = Files()
+    remove_left_behind(path.parent, f".tmp-*-{glob.escape(path.name)}")
     try:
         with writing(path):
             files.make_folder(path.parent)
             write(temporary)
-            # Some libraries make files that nobody else may read; the system tells the umask only to those who set it.
-            umask = os.umask(0o077)
-            os.umask(umask)
-            temporary.chmod(0o666 & ~umask)
+            open_to_umask(temporary)
             files.sync(temporary)
             os.replace(temporary, path)
             files.sync(path.parent)
@@ -133,6 +138,32 @@ def publish(temporary: Path, folder: Path) -> None:
         files.sync(path)
     files.rename(temporary, folder)
     files.sync(folder.parent)
+
+
+def remove_left_behind(folder: Path, pattern: str) -> None:
+    """Remove what killed processes left of files: whose process is gone from this machine and that nobody writes to."""
+    for path in folder.glob(pattern):
+        with suppress(OSError):
+            owner = next((int(part) for part in path.name.split("-") if part.isdigit()), 0)
+            if not process_exists(owner) and time.time() - path.stat().st_mtime > QUIET_SECONDS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def process_exists(number: int) -> bool:
+    """Whether a process of this number runs here; Windows is not asked, where the question would end it."""
+    try:
+        return os.name == "nt" or number < 1 or os.kill(number, 0) is None
+    except ProcessLookupError:
+        return False
+    except OSError:  # It is another user's.
+        return True
+
+
+def open_to_umask(path: Path) -> None:
+    """Let others read a file as far as the umask does: some libraries make files for their owner alone."""
+    umask = os.umask(0o077)  # The system tells it only to those who set it.
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -255,10 +286,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write one file; names that share a tensor share its bytes. Raises OSError when the disk refuses."""
     library = import_safetensors()
     kept, aliases = without_aliases(tensors)
-    try:
+    with system_errors(path):
         # The library's own save_model names tied weights in the metadata the same way: alias to kept.
         library.torch.save_file(kept, path, metadata=aliases or None)
-    except library.SafetensorError as error:
+    open_to_umask(path)
+
+
+@contextmanager
+def system_errors(path: Path) -> Iterator[None]:
+    """What safetensors says when the disk refuses as the system would say it."""
+    try:
+        yield
+    except import_safetensors().SafetensorError as error:
         # The library reports the system's error number in its text only.
         found = re.search(r"os error (\d+)", str(error))
         if found is None:
@@ -267,11 +306,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, in memory of their own: the file may be removed afterwards."""
-    with import_safetensors().safe_open(path, framework="pt") as file:
-        # Without the clone a tensor would stay mapped to the file, and a file system that goes away takes it along.
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        aliases = file.metadata() or {}
+    """The tensors of a file, in memory of their own: the file may be removed afterwards. Raises Damaged for others."""
+    library = import_safetensors()
+    try:
+        with library.safe_open(path, framework="pt") as file:
+            # Without the clone a tensor would stay mapped to the file, and a file system that goes away takes it along.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            aliases = file.metadata() or {}
+    except library.SafetensorError as error:
+        raise Damaged(f"{path.name} is no safetensors file ({error})") from error
     return tensors | {alias: tensors[kept] for alias, kept in aliases.items() if kept in tensors}
 
 

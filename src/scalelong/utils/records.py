@@ -38,12 +38,10 @@ def parse_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
     for line in lines:
         try:
             record = json.loads(line)
-            good = isinstance(record["step"], int)
+            broken += not isinstance(record["step"], int)
+            records += [record] if isinstance(record["step"], int) else []
         except (ValueError, TypeError, LookupError, RecursionError):
-            good = False
-        if good:
-            records.append(record)
-        broken += not good
+            broken += 1
     return records, broken
 
 

@@ -44,6 +44,20 @@ def own_device() -> str:
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
 
 
+def training_memory(sharded: bool = False) -> int:
+    """Bytes that a network may take in training: of this process's GPU, or of all of them, or of the machine."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(own_device()).total_memory * (Rank.here().world if sharded else 1)
+    return machine_memory()
+
+
+def machine_memory() -> int:
+    """Bytes of memory that the machine has, used or not."""
+    import psutil
+
+    return psutil.virtual_memory().total
+
+
 def has_bf16(device: str) -> bool:
     """Whether the device multiplies matrices of bf16 by itself, and so faster than those of float32."""
     if device == "cuda":
