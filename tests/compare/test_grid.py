@@ -59,6 +59,17 @@ def test_a_method_carries_its_options_into_its_config_id_and_label() -> None:
     assert plan.arms[4].config.scaling.options == {"ratio": 4, "activation": "elu"}
 
 
+def test_methods_with_learning_rates_of_their_own_are_compared_with_each_other() -> None:
+    plan = tiny_plan("none:lr=8e-3", "cs:kappa=0.5:lr=1.6e-2")
+    assert [(arm.id, arm.label, arm.config.optim.lr) for arm in plan.arms] == [
+        ("none-lr0.008", "none at 0.008", 0.008),
+        ("cs-kappa0.5-lr0.016", "CS κ=0.5 at 0.016", 0.016),
+    ]
+    assert plan.arms[1].config.scaling.options == {"kappa": 0.5}
+    assert [(arm.id, base.id) for arm, base in plan.pairs()] == [("cs-kappa0.5-lr0.016", "none-lr0.008")]
+    assert plan.arms[0].setting.startswith("each at its own lr, ")
+
+
 def test_scaling_before_and_after_the_norm_can_be_told_apart() -> None:
     before, after = make_plan("digits", ["cs", "cs:where=after-norm"]).arms
     assert (before.label, after.label) == ("CS κ=0.7", "CS κ=0.7 after-norm")
@@ -95,6 +106,9 @@ def test_a_recipe_that_evaluates_more_often_and_a_user_who_sets_an_interval_are_
         (["none", "unifrom"], {}, "no method 'unifrom'; did you mean 'uniform'"),
         (["none", "cs:kappa"], {}, "write options as cs:option=value"),
         (["cs", "cs"], {}, "'cs' twice"),
+        (["none:lr=8e-3", "cs"], {}, "none-lr0.008 a learning rate of its own: give every method one"),
+        (["none:lr=8e-3"], {"rates": [1e-3, 2e-3]}, "and no --lr"),
+        (["cs:lr=fast"], {}, "write one learning rate as cs:lr=8e-3"),
         (["cs", "cs:kappa=0.7"], {}, "cs and cs-kappa0.7 are the same method"),
         ([], {}, "no methods to compare"),
         (["none"], {"seeds": 0}, "at least one seed, got 0"),

@@ -300,3 +300,17 @@ def test_lines_that_a_log_has_lost_are_among_the_warnings(cases: Path, tmp_path:
     with log.open("a") as file:
         file.write(json.dumps({"step": 2, "event": "log damaged", "message": "3 of 5 lines are lost"}) + "\n")
     assert "run/metrics.jsonl: 3 of 5 lines are lost." in page_of(run).text
+
+
+LAUGHS = "a0: &a0 {x: 1, y: 2}\n" + "".join(f"a{k}: &a{k} {{x: *a{k - 1}, y: *a{k - 1}}}\n" for k in range(1, 60))
+
+
+@pytest.mark.parametrize(
+    "content", [LAUGHS, "a: &a {b: *a}", "{a: " * 3000, "[" * 3000], ids=["laughs", "itself", "a", "["]
+)
+def test_a_recipe_that_stands_for_more_than_a_recipe_becomes_a_warning(
+    cases: Path, tmp_path: Path, content: str
+) -> None:
+    run = shutil.copytree(cases / "half", tmp_path / "run")
+    (run / "config.yaml").write_text(content)
+    assert "run/config.yaml is broken or half-written" in page_of(run).text

@@ -43,11 +43,16 @@ class OneLineErrors(TyperGroup):
                 code = super().main(*args, standalone_mode=False, **extra)
         except UsageError as error:
             fail(error.format_message())
-        except (KeyboardInterrupt, typer.Abort):
-            stop()
         except Exception as error:
             report_defect(error)
         sys.exit(code)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what typer makes of Ctrl-C differs between its versions, so it is not left to it."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, typer.Abort):
+            stop()
 
 
 app = typer.Typer(

@@ -49,6 +49,7 @@ def compare(
       scalelong compare digits
       scalelong compare digits --methods none,cs:kappa=0.5,cs,ls --seeds 8
       scalelong compare digits --methods none,cs --lr 2e-3,4e-3,8e-3,1.6e-2
+      scalelong compare digits --methods none:lr=4e-3,cs:lr=8e-3
       scalelong compare digits --methods none,ls --depth 6,10,14 --batch 32,128 --steps 1000
       scalelong compare cifar10-tiny-uvit --set data.source=./cifar10 --dry-run
     """

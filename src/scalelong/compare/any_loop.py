@@ -17,7 +17,7 @@ from ..skips import scale_skips
 from ..utils.atomic import replace_text
 from .edges import Table, advice, describe_edge
 from .failure import Cause, Reference, cause_of_failure, has_clearly_failed
-from .methods import Method, PlanError
+from .methods import Method, PlanError, check_rates
 from .survival import RateTable, next_rates
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ def find_edge(
         raise PlanError(
             f"an edge takes two learning rates, a seed and a method at least, not {lrs}, {seeds}, {methods}"
         )
+    check_rates(chosen, first)
     loop = Loop(train, Reference(nothing), must_gain, first, None if file is None else Path(file))
     rates = {method: list(first) for method in chosen}
     while any((wanted := {method: loop.closer(method, rates[method], seeds) for method in chosen}).values()):

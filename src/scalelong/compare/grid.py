@@ -21,7 +21,7 @@ from ..monitor.readings import with_nulls
 from ..runs.run_dir import Run, check_folder
 from ..utils.atomic import Damaged, read_json, replace_text, write_signed
 from ..utils.records import flatten
-from .methods import Method, PlanError, safe
+from .methods import Method, PlanError, check_rates, safe
 
 FILE = "comparison.json"
 HINT = ": give the same command to resume, more seeds or methods to extend it, or another --out"
@@ -59,7 +59,8 @@ class Arm:
     @property
     def setting(self) -> str:
         """Arms of the same setting are compared with each other."""
-        return "lr {lr:g}, depth {depth}, batch {batch}".format(**self.axes)
+        rate = "lr {lr:g}" if self.method.rate is None else "each at its own lr"
+        return f"{rate}, depth {{depth}}, batch {{batch}}".format(**self.axes)
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def make_plan(
         raise PlanError("no methods to compare: give some, for instance --methods none,cs,ls")
     if twice := next((method for method in chosen if chosen.count(method) > 1), None):
         raise PlanError(f"--methods names {twice.id!r} twice")
+    check_rates(chosen, rates)
     axes = axis("lr", "optim.lr", rates), axis("depth", "model.depth", depths)
     settings = list(itertools.product(*axes, axis("batch", "training.batch_size", batches)))
     arms = [make_arm(recipe, method, setting, overrides) for setting in settings for method in chosen]

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ class Method:
 
     name: str
     given: tuple[str, ...] = ()
+    rate: float | None = None
+    """The learning rate of its own, which is no option of the scaling: cs:kappa=0.5:lr=8e-3."""
 
     @classmethod
     def parse(cls, text: str) -> Method:
@@ -41,11 +43,16 @@ class Method:
             raise PlanError(f"there is no method {name!r}; {hint}Methods: {', '.join(METHODS)}")
         if not all(re.fullmatch(r"[^=]+=.+", option) for option in options):
             raise PlanError(f"--methods {text!r}: write options as {name}:option=value, for instance cs:kappa=0.5")
-        return cls(name, tuple(options))
+        rates = [number_or_text(option.removeprefix("lr=")) for option in options if option.startswith("lr=")]
+        if any(isinstance(rate, str) for rate in rates) or len(rates) > 1:
+            raise PlanError(f"--methods {text!r}: write one learning rate as {name}:lr=8e-3")
+        given = tuple(option for option in options if not option.startswith("lr="))
+        return cls(name, given, *map(float, rates))
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        return (f"scaling.method={self.name}", *(f"scaling.{option}" for option in self.given))
+        rate = () if self.rate is None else (f"optim.lr={self.rate!r}",)
+        return (f"scaling.method={self.name}", *(f"scaling.{option}" for option in self.given), *rate)
 
     @property
     def id(self) -> str:
@@ -54,7 +61,8 @@ class Method:
         >>> Method.parse("cs:kappa=0.5").id
         'cs-kappa0.5'
         """
-        return safe("-".join([self.name, *(option.replace("=", "", 1) for option in self.given)]))
+        rate = [] if self.rate is None else [f"lr{self.rate:g}"]
+        return safe("-".join([self.name, *(option.replace("=", "", 1) for option in self.given), *rate]))
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -76,7 +84,15 @@ class Method:
     def label(self, options: Mapping[str, Any]) -> str:
         """The method for people, with these options."""
         shown = [f"{SYMBOLS.get(key, f'{key} ')}{constant(value)}" for key, value in options.items()]
-        return " ".join([LABELS.get(self.name, self.name), *shown])
+        rate = [] if self.rate is None else [f"at {self.rate:g}"]
+        return " ".join([LABELS.get(self.name, self.name), *shown, *rate])
+
+
+def check_rates(methods: Sequence[Method], rates: Sequence[float]) -> None:
+    """Raise unless learning rates are given once: for all methods, or for each its own."""
+    own = [method for method in methods if method.rate is not None]
+    if own and (rates or len(own) < len(methods)):
+        raise PlanError(f"--methods gives {own[0].id} a learning rate of its own: give every method one, and no --lr")
 
 
 def number_or_text(text: str) -> float | str:

@@ -329,7 +329,7 @@ def find_problem(details: ErrorDetails, path: KeyPath, raw: Any) -> tuple[KeyPat
             return path, f"must be a section with keys of its own, got {seen!r}"
         case "conflict":
             return (*path, context["key"]), context["message"]
-    return path, f"{details['msg'].replace('Input should', 'must')}, got {seen!r}"
+    return path, f"{re.sub('^(Input|String|List|Tuple) should', 'must', details['msg'])}, got {seen!r}"
 
 
 def not_allowed(seen: Any, expected: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import os
 import re
@@ -103,6 +104,14 @@ def walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
             yield from walk(entry.path)
         elif entry.is_file():
             yield entry
+
+
+def neighbour_of(path: Path) -> str:
+    """The end of a message: the file or folder beside it with the closest name, if one is close."""
+    folder = path.absolute().parent
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {os.path.join(path.parent, close[0])!r}?" if close else ""
 
 
 def is_image(name: str) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..utils.block_folder import Fingerprint
 from .config import DataConfig, DataError, first_line
-from .folders import FILES, TARS, check_tars, folder_splits, walk, zip_columns
+from .folders import FILES, TARS, check_tars, folder_splits, neighbour_of, walk, zip_columns
 
 DIGITS = "sklearn:digits"
 
@@ -253,14 +253,6 @@ def short_hash(fingerprint: Fingerprint) -> str:
     return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def neighbour_of(path: Path) -> str:
-    """The end of a message: the file or folder beside it with the closest name, if one is close."""
-    folder = path.absolute().parent
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {os.path.join(path.parent, close[0])!r}?" if close else ""
-
-
 def digits_table() -> ListTable:
     """scikit-learn's 1797 handwritten digits of 8×8, which come with the library; grey levels 0 … 16 become 0 … 255."""
     digits = import_extra("sklearn.datasets", f"the data {DIGITS!r}", "scikit-learn").load_digits()
@@ -274,7 +266,9 @@ def open_builder(source: str, config: str | None) -> Any:
         if path is not None and not path.is_dir():
             kind = "webdataset" if path.suffix in TARS else "parquet"
             return datasets.load_dataset_builder(kind, data_files={"train": str(path)})
-        # A relative path may be the name of one of the library's own formats.
+        # A relative path may be the name of one of the library's own formats, which alone would read what lies around.
+        if path is None and source in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
+            raise DataError(f"data.source: {source!r} is a format, not a data set: name a folder, a file or a pattern")
         name = source if path is None else str(path.absolute())
         try:
             return datasets.load_dataset_builder(name, name=config)

@@ -86,6 +86,8 @@ class Config:
 
 
 def parse_config(text: str) -> Config:
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise ValueError("it has aliases, which no run writes, and which could stand for more than fits into memory")
     flat = flatten(checked(dict[str, Any], yaml.safe_load(text)))
     return checked(Config, flat | {"settings": flat})
 
