@@ -14,9 +14,7 @@ from pathlib import Path
 # Read by huggingface_hub when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from .campaign import PLAN, Campaign, prepare_process, replay, table  # noqa: E402
-
-SIZES = ("short", "sample", "long")
+from .campaign import PLAN, SIZES, Campaign, prepare_process, replay, table  # noqa: E402
 
 
 def main() -> None:
@@ -33,7 +31,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="scalelong-faults-"))
     os.environ["SCALELONG_CACHE"] = str(folder / "cache")
     if asked.replay:
-        print(replay(asked.replay, folder), f"in {folder}", sep="\n")
+        print(*replay(asked.replay, folder), f"in {folder}", sep="\n")
         return
     print(f"seed {asked.seed}", flush=True)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import random
 import shutil
@@ -21,7 +22,10 @@ import torch
 from . import damage, hostile, interruptions, kills, power, recipes
 from .cases import Case, Fault, Outcome, Shared
 
+SIZES = ("short", "sample", "long")
 CASE_SECONDS = 240
+BATCH = 8
+OUTCOMES = "outcomes.json"
 
 
 @dataclass(frozen=True)
@@ -32,29 +36,31 @@ class Planned:
     what: str
     fault: Fault
     tries: tuple[int, int, int]
+    each: int = 1
+    """About how many tries are in a case."""
 
 
 PLAN = [
-    Planned("kill a run", "SIGKILL of one process, random moment or file operation", kills.kill_run, (8, 60, 200)),
-    Planned("kill ranks", "SIGKILL of one or both of two processes", kills.kill_ranks, (0, 6, 30)),
-    Planned("kill prepare", "SIGKILL while data is prepared", kills.kill_prepare, (2, 20, 60)),
-    Planned("kill sample", "SIGKILL while images are sampled", kills.kill_sample, (2, 20, 60)),
-    Planned("kill comparison", "SIGKILL of a comparison, or of one of its runs", kills.kill_comparison, (0, 3, 20)),
-    Planned("damage run", "damaged files of a run that is resumed", damage.damage_run, (20, 120, 1000)),
-    Planned("damage finished", "damaged files of a run that is used", damage.damage_finished, (10, 60, 500)),
-    Planned("damage samples", "damaged samples", damage.damage_samples, (4, 20, 150)),
-    Planned("damage prepared", "damaged prepared data", damage.damage_prepared, (4, 20, 200)),
-    Planned("damage comparison", "damaged files of a comparison", damage.damage_comparison, (2, 20, 200)),
-    Planned("recipe", "recipes that were changed at random", recipes.mutate_recipe, (60, 400, 2600)),
-    Planned("override", "overrides of any kind", recipes.override_recipe, (20, 100, 600)),
-    Planned("data", "hostile data: parquet, zip, tar, images", hostile.hostile_data, (6, 40, 300)),
-    Planned("model", "hostile models: checkpoints, encoders, networks", hostile.hostile_model, (6, 40, 300)),
-    Planned("disk", "a full disk", interruptions.fill_disk, (3, 20, 80)),
-    Planned("signal", "SIGINT and SIGTERM at file operations", interruptions.signal_anywhere, (3, 20, 80)),
-    Planned("signal work", "… in evaluation, sampling, checkpoints", interruptions.signal_at_work, (2, 20, 80)),
-    Planned("signal start", "… while a process starts", interruptions.signal_at_start, (0, 3, 25)),
-    Planned("nan", "NaN in a batch, or in all", interruptions.poison, (2, 10, 50)),
-    Planned("power", "power that goes, and unsynced writes lost", power.cut_power, (8, 60, 600)),
+    Planned("kill a run", "SIGKILL of one process, random moment or file operation", kills.kill_run, (6, 50, 170)),
+    Planned("kill ranks", "SIGKILL of one or both of two processes", kills.kill_ranks, (0, 6, 20)),
+    Planned("kill prepare", "SIGKILL while data is prepared", kills.kill_prepare, (2, 15, 50)),
+    Planned("kill sample", "SIGKILL while images are sampled", kills.kill_sample, (2, 15, 50)),
+    Planned("kill comparison", "SIGKILL of a comparison, or of one of its runs", kills.kill_comparison, (0, 3, 12)),
+    Planned("damage run", "damaged files of a run that is resumed", damage.damage_run, (16, 100, 900)),
+    Planned("damage finished", "damaged files of a run that is used", damage.damage_finished, (8, 60, 500)),
+    Planned("damage samples", "damaged samples", damage.damage_samples, (4, 20, 200)),
+    Planned("damage prepared", "damaged prepared data", damage.damage_prepared, (4, 20, 250)),
+    Planned("damage comparison", "damaged files of a comparison", damage.damage_comparison, (2, 20, 150)),
+    Planned("recipe", "recipes that were changed at random", recipes.mutate_recipes, (60, 600, 2600), recipes.TOGETHER),
+    Planned("override", "overrides of any kind", recipes.override_recipes, (20, 100, 500), recipes.TOGETHER),
+    Planned("data", "hostile data: parquet, zip, tar, images", hostile.hostile_data, (4, 30, 200)),
+    Planned("model", "hostile models: checkpoints, encoders, networks", hostile.hostile_model, (4, 30, 200)),
+    Planned("disk", "a full disk", interruptions.fill_disk, (2, 15, 50)),
+    Planned("signal", "SIGINT and SIGTERM at file operations", interruptions.signal_anywhere, (2, 15, 50)),
+    Planned("signal work", "… in evaluation, sampling, checkpoints", interruptions.signal_at_work, (1, 10, 40)),
+    Planned("signal start", "… while a process starts", interruptions.signal_at_start, (0, 3, 10)),
+    Planned("nan", "NaN in a batch, or in all", interruptions.poison, (1, 8, 30)),
+    Planned("power", "power that goes, and unsynced writes lost", power.cut_power, (6, 60, 300)),
 ]
 
 
@@ -70,19 +76,22 @@ class Row:
     found: list[str] = field(default_factory=list)
     """What was wrong, each with the name of its case."""
 
-    def add(self, name: str, outcome: Outcome) -> None:
+    def add(self, name: str, outcomes: Sequence[Outcome]) -> None:
         self.cases += 1
-        if outcome.kind == "missed":
-            return
-        self.tries += outcome.tries
-        setattr(self, outcome.kind, getattr(self, outcome.kind) + outcome.tries)
-        if outcome.kind == "wrong":
-            self.found.append(f"{name}: {outcome.detail}")
+        for outcome in outcomes:
+            if outcome.kind == "missed":
+                continue
+            self.tries += outcome.tries
+            setattr(self, outcome.kind, getattr(self, outcome.kind) + outcome.tries)
+            if outcome.kind == "wrong":
+                self.found.append(f"{name}: {outcome.detail}")
 
 
 @dataclass
-class Running:
-    name: str
+class Batch:
+    """Cases that one process tries, one after the other."""
+
+    names: Sequence[str]
     row: Row
     process: int
     place: Path
@@ -90,65 +99,66 @@ class Running:
 
 
 class Campaign:
-    """Runs cases, `jobs` of them at a time; `file` keeps what came of them, so that a stopped campaign goes on."""
+    """Tries cases in `jobs` processes at a time; `file` keeps what came of them, so that a stopped campaign goes on."""
 
     def __init__(self, seed: int, size: int, folder: Path, *, jobs: int = 1, file: Path | None = None) -> None:
         self.seed, self.size, self.folder, self.jobs, self.file = seed, size, folder, jobs, file
         self.rows = {planned.name: Row() for planned in PLAN}
         if file is not None and file.exists():
             before = json.loads(file.read_text())
-            if (before["seed"], before["size"]) == (seed, size):
+            if (before["seed"], before["size"]) == (seed, SIZES[size]):
                 self.rows |= {name: Row(**row) for name, row in before["rows"].items() if name in self.rows}
-        self.running: list[Running] = []
+        self.running: list[Batch] = []
         gc.collect()
         gc.freeze()  # `scale_skips` looks for what refers to a model among all that is not frozen.
 
-    def run(self, only: Sequence[str] = (), until: float = float("inf")) -> None:
+    def run(self, only: Sequence[str] = (), until: float = math.inf) -> None:
         """All cases that are left, or as many as there is time for."""
         for planned in PLAN:
             if only and planned.name not in only:
                 continue
-            row, number = self.rows[planned.name], self.rows[planned.name].cases
-            while row.tries < planned.tries[self.size] and time.monotonic() < until:
-                # Not more than may be needed: what is begun is counted.
-                if len(self.running) < self.jobs:
-                    self.start(planned, number, row)
-                    number += 1
-                self.collect()
-            while self.running:
+            row, wanted = self.rows[planned.name], planned.tries[self.size]
+            number = row.cases
+            while (row.tries < wanted and time.monotonic() < until) or self.running:
+                expected = row.tries + planned.each * sum(len(batch.names) for batch in self.running)
+                if len(self.running) < self.jobs and expected < wanted and time.monotonic() < until:
+                    count = min(BATCH, max(1, (wanted - expected) // planned.each))
+                    self.start(planned, range(number, number + count), row)
+                    number += count
                 self.collect()
             self.save()
 
-    def start(self, planned: Planned, number: int, row: Row) -> None:
-        name = f"{self.seed}/{planned.name}/{number}"
-        place = self.folder / f"{planned.name.replace(' ', '-')}-{number}"
-        process = fork_case(planned, name, place, Shared(self.folder / "shared"))
-        self.running.append(Running(name, row, process, place, time.monotonic() + CASE_SECONDS))
+    def start(self, planned: Planned, numbers: range, row: Row) -> None:
+        names = [f"{self.seed}/{planned.name}/{number}" for number in numbers]
+        place = self.folder / f"{planned.name.replace(' ', '-')}-{numbers[0]}"
+        process = fork_batch(planned, names, place, Shared(self.folder / "shared"))
+        self.running.append(Batch(names, row, process, place, time.monotonic() + CASE_SECONDS * len(numbers)))
 
     def collect(self) -> None:
-        """Take the results of cases that have ended."""
+        """Take the results of batches that have ended."""
         time.sleep(0.005)
-        for one in list(self.running):
-            if time.monotonic() < one.deadline and not os.waitpid(one.process, os.WNOHANG)[0]:
+        for batch in list(self.running):
+            if time.monotonic() < batch.deadline and not os.waitpid(batch.process, os.WNOHANG)[0]:
                 continue
             with suppress(ProcessLookupError):
-                os.killpg(one.process, signal.SIGKILL)  # Whatever the case has left running.
-            self.running.remove(one)
-            one.row.add(one.name, read_outcome(one.place))
-            shutil.rmtree(one.place, ignore_errors=True)
-            if one.row.cases % 20 == 0:
-                self.save()
+                os.killpg(batch.process, signal.SIGKILL)  # Whatever it has left running.
+            self.running.remove(batch)
+            for name in batch.names:
+                batch.row.add(name, read_outcomes(batch.place / name.rpartition("/")[2]))
+            shutil.rmtree(batch.place, ignore_errors=True)
+            self.save()
 
     def save(self) -> None:
         if self.file is not None:
-            content = {"seed": self.seed, "size": self.size, "rows": {k: asdict(v) for k, v in self.rows.items()}}
+            rows = {name: asdict(row) for name, row in self.rows.items()}
+            content = {"seed": self.seed, "size": SIZES[self.size], "rows": rows}
             temporary = self.file.with_suffix(".tmp")
             temporary.write_text(json.dumps(content, indent=1) + "\n")
             temporary.replace(self.file)
 
 
-def fork_case(planned: Planned, name: str, place: Path, shared: Shared) -> int:
-    """Try a case in a process of its own, with all processes that it starts in one group."""
+def fork_batch(planned: Planned, names: Sequence[str], place: Path, shared: Shared) -> int:
+    """Try some cases in a process of their own, with all processes that it starts in one group."""
     place.mkdir()
     process = os.fork()
     if process:
@@ -157,28 +167,35 @@ def fork_case(planned: Planned, name: str, place: Path, shared: Shared) -> int:
         return process
     try:
         os.setpgid(0, 0)
-        os.chdir(place)
-        outcome = try_case(planned, name, place, shared)
-        (place / "outcome.json").write_text(json.dumps(asdict(outcome)))
+        for name in names:
+            folder = place / name.rpartition("/")[2]
+            folder.mkdir()
+            os.chdir(folder)
+            outcomes = try_case(planned, name, folder, shared)
+            for left in folder.iterdir():
+                shutil.rmtree(left, ignore_errors=True)
+            (folder / OUTCOMES).write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
     finally:
         os._exit(0)  # What the campaign does in the end is not for its children.
 
 
-def try_case(planned: Planned, name: str, place: Path, shared: Shared) -> Outcome:
+def try_case(planned: Planned, name: str, place: Path, shared: Shared) -> Sequence[Outcome]:
     try:
-        return planned.fault(Case(int(name.split("/")[-1]), random.Random(name), place, shared))
+        case = Case(int(name.rpartition("/")[2]), random.Random(name), place, shared)
+        found = planned.fault(case)
     except BaseException:
-        return Outcome("wrong", f"the case itself failed: {traceback.format_exc()}")
+        return [Outcome("wrong", f"the case itself failed: {traceback.format_exc()}")]
+    return [found] if isinstance(found, Outcome) else found
 
 
-def read_outcome(place: Path) -> Outcome:
+def read_outcomes(place: Path) -> Sequence[Outcome]:
     try:
-        return Outcome(**json.loads((place / "outcome.json").read_text()))
+        return [Outcome(**outcome) for outcome in json.loads((place / OUTCOMES).read_text())]
     except (OSError, ValueError):
-        return Outcome("wrong", f"hung for {CASE_SECONDS} seconds, or died")
+        return [Outcome("wrong", "hung, or died")]
 
 
-def replay(name: str, folder: Path) -> Outcome:
+def replay(name: str, folder: Path) -> Sequence[Outcome]:
     """Try one case once more; what it leaves stays in the folder."""
     fault = name.split("/")[1]
     planned = next(planned for planned in PLAN if planned.name == fault)

@@ -72,7 +72,7 @@ class Case:
         return Path(shutil.copytree(source, self.place / name))
 
 
-Fault = Callable[[Case], Outcome]
+Fault = Callable[[Case], Outcome | list[Outcome]]
 
 SHORT = ("training.validate_every=4", "training.sample_every=4", "sampling.sampler=ddim", "sampling.steps=2")
 EVALUATED = (
@@ -150,6 +150,7 @@ class Shared:
     def crash(self, variant: str, out: Path) -> None:
         with suppress(Crash):
             self.train(variant, out, CrashAt(7))
+
 
 def sample(run: Path) -> None:
     sample_run(run, 20, batch=8)

@@ -1,4 +1,4 @@
-"""Damaged files: of a run, of what is made of it, of prepared data, of a comparison. What is not refused is as it was."""
+"""Damaged files of runs, of what is made of them, of prepared data and comparisons: refused, or as if undamaged."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def swap(data: bytes, chance: random.Random) -> bytes:
 DAMAGE = (flip_bits, flip_bits, flip_bits, cut, cut, empty, zero, scramble, append, swap)
 
 
-def damage(folder: Path, chance: random.Random, *, most: int = 2) -> list[Path]:
-    """Damage one file or two, each kind of them as likely as another; returns which."""
+def damage(folder: Path, chance: random.Random, *, most: int = 3) -> list[Path]:
+    """Damage up to three files, each kind of them as likely as another; returns which."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in LOCKS]
     kinds = sorted({kind_of(path) for path in files})
     done = []
@@ -86,12 +86,15 @@ def judge(end: End, damaged: Sequence[Path], different: Callable[[], dict[str, s
     """Refused in a line, or as nothing had happened, or what differs was told by the name of its file."""
     tries = len(damaged)
     names = ", ".join(path.name for path in damaged)
-    if end.refused:
+    # Of a comparison only the runs that are damaged are refused.
+    if end.refused or (end.code == 1 and "broken: " in end.err and not end.traced):
         return Outcome("refused", tries=tries)
     if end.code or end.traced:
         return Outcome("wrong", f"{names}: {end}", tries)
     silent = {part: how for part, how in different().items() if part not in end.err + end.out}
-    return Outcome("wrong", f"{names}: {silent} in silence: {end}", tries) if silent else Outcome("recovered", "", tries)
+    return (
+        Outcome("wrong", f"{names}: {silent} in silence: {end}", tries) if silent else Outcome("recovered", "", tries)
+    )
 
 
 def damage_run(case: Case) -> Outcome:
@@ -166,6 +169,7 @@ def damage_prepared(case: Case) -> Outcome:
 
 def refusing(function: Callable[[], object]) -> Callable[[], object]:
     """As a command would refuse."""
+
     def guarded() -> None:
         with user_errors():
             function()

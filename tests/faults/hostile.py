@@ -138,11 +138,15 @@ def parquet(chance: random.Random, place: Path, canary: Path) -> Path:
             columns["image"] = [None, *rows[1:]]
         case _:
             pass
-    return write_parquet(place / "source" / f"{chance.choice(('a', 'train', 'text', chr(27) + '[31m'))}.parquet", **columns)
+    return write_parquet(
+        place / "source" / f"{chance.choice(('a', 'train', 'text', chr(27) + '[31m'))}.parquet", **columns
+    )
 
 
 def names(chance: random.Random) -> list[str]:
-    prefix = chance.choice(("", "cat/", "../", "/tmp/", "a/" * 50, "x" * 200 + "/", "train/cat/", "__MACOSX/", "\x1b[2J/"))
+    prefix = chance.choice(
+        ("", "cat/", "../", "/tmp/", "a/" * 50, "x" * 200 + "/", "train/cat/", "__MACOSX/", "\x1b[2J/")
+    )
     ending = chance.choice((".png", ".png", ".png", ".jpg", ".PNG", ".txt", ".pth", ".eps", ".py"))
     return [f"{prefix}{number:03d}{ending}" for number in range(24)]
 
@@ -177,7 +181,9 @@ def folder(chance: random.Random, place: Path, canary: Path) -> Path:
     if chance.random() < 0.2:
         (source / f"{source.name}.py").write_text(f"open({str(canary)!r}).read()")
     if chance.random() < 0.2:
-        (source / chance.choice(("dataset_infos.json", "README.md", "metadata.csv", "x.csv"))).write_text("file_name\n---\n{[")
+        (source / chance.choice(("dataset_infos.json", "README.md", "metadata.csv", "x.csv"))).write_text(
+            "file_name\n---\n{["
+        )
     return source
 
 
@@ -218,7 +224,9 @@ def wrong_types(data: bytes, chance: random.Random) -> bytes:
     except ValueError:
         return data.replace(b"F32", chance.choice((b"I32", b"F99", b"U8 ", b"F16")), 1)
     if isinstance(content, dict) and content:
-        content[chance.choice(sorted(content))] = chance.choice((None, "x", -1, 1e308, [], {"a": 1}, True, 10**12, [10**9]))
+        content[chance.choice(sorted(content))] = chance.choice(
+            (None, "x", -1, 1e308, [], {"a": 1}, True, 10**12, [10**9])
+        )
     return json.dumps(content).encode()
 
 
@@ -282,4 +290,3 @@ def unet(shared: Shared) -> Path:
         UNet2DModel(sample_size=8, block_out_channels=(8, 16), norm_num_groups=4, **blocks).save_pretrained(folder)
 
     return shared.make("unet", save)
-

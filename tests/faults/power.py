@@ -39,7 +39,9 @@ class Work:
 def cut_power(case: Case) -> Outcome:
     """The power goes at one moment of a recorded piece of work, and the disk loses what it may in several ways."""
     work, turn = WORKS[case.number % len(WORKS)], case.number // len(WORKS)
-    recorder: Recorder = pickle.loads((case.shared.make(f"power-{work.name}", record(case.shared, work)) / FILE).read_bytes())
+    recorder: Recorder = pickle.loads(
+        (case.shared.make(f"power-{work.name}", record(case.shared, work)) / FILE).read_bytes()
+    )
     moment = recorder.first + int(turn * GOLDEN % 1 * (len(recorder.events) - recorder.first))
     (_, disk), tried = next(crashes(recorder, [moment])), []
     for way in WAYS:
@@ -143,6 +145,8 @@ def check_prepare(case: Case, folder: Path, reported: Sequence[Any]) -> str:
 
 WORKS = (
     *(train("plain"), resume("plain"), train("evaluated"), resume("gates")),
-    Work("sample", lambda shared, folder: shutil.copytree(shared.whole("plain"), folder / "run"), do_sample, check_sample),
+    Work(
+        "sample", lambda shared, folder: shutil.copytree(shared.whole("plain"), folder / "run"), do_sample, check_sample
+    ),
     Work("prepare", lambda shared, folder: None, do_prepare, check_prepare),
 )
