@@ -19,6 +19,8 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from .runtime import process_exists
+
 # For so long a process of another machine, which is not known here, does not pause while it writes a file.
 QUIET_SECONDS = 60.0
 
@@ -147,16 +149,6 @@ def remove_left_behind(folder: Path, pattern: str) -> None:
             owner = next((int(part) for part in path.name.split("-") if part.isdigit()), 0)
             if not process_exists(owner) and time.time() - path.stat().st_mtime > QUIET_SECONDS:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def process_exists(number: int) -> bool:
-    """Whether a process of this number runs here; Windows is not asked, where the question would end it."""
-    try:
-        return os.name == "nt" or number < 1 or os.kill(number, 0) is None
-    except ProcessLookupError:
-        return False
-    except OSError:  # It is another user's.
-        return True
 
 
 def open_to_umask(path: Path) -> None:
