@@ -1,22 +1,21 @@
-"""Draw the map of the edge: where scaling the skips lets training survive a larger learning rate, and where it does not.
+"""Draw the map of the edge: where scaling the skips lets training survive a larger rate, and where it does not.
 
     python benchmarks/map.py run --data cifar10=../shared/data/cifar10    # hours; resumes, and skips what is done
     python benchmarks/map.py list                                        # what is done, and what is not run
 
-A unit of work is one method in one cell: the search of `scalelong edge` for its edge. What it found is one small file of
+A unit of work is one method in one cell: the search of `scalelong edge` for its edge. What it found is a small file of
 docs/results/map: the seeds, the learning rates, which runs survived and their final validation losses.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,82 +32,127 @@ SEEDS, FIRST_SEED = 8, 300  # Seeds that chose no setting.
 # Only what the map needs is written, and a run is saved at its end.
 QUIET = ("training.sample_every=null", "training.monitor_every=null", "training.checkpoint_every=100000")
 VALIDATION = ("training.steps=400", "training.validate_every=40", "data.validation_count=128")
-STDS = (0.0653, 0.1, 0.04, 0.14, 0.083, 0.02, 0.2, 0.03)  # 0.083: torch's default linear layer at width 48.
-DEPTHS = (8, 12, 32)  # And 20, which is the recipe's.
-TORCH_STD = 0.083
+LOW, MIDDLE, HIGH = (4e-3, 8e-3), (8e-3, 1.6e-2), (1.6e-2, 3.2e-2)  # Where a search begins.
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A setting of a recipe, and the learning rates that the searches in it begin with."""
+
+    name: str
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    rates: tuple[float, ...] = HIGH
+    data: str = ""
+    """The name under which `--data` gives the images; that of the recipe if empty."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One method in one cell, and the learning rates that its search begins with."""
+    """One method in one cell."""
 
-    cell: str
+    cell: Cell
     method: str
-    recipe: str
-    overrides: tuple[str, ...]
-    rates: tuple[float, ...]
 
     @property
     def file(self) -> Path:
-        return RESULTS / self.cell / f"{self.method.replace(':', '-').replace('=', '')}.json"
+        return RESULTS / self.cell.name / f"{self.method.replace(':', '-').replace('=', '')}.json"
 
 
-def initial_scale(recipe: str, std: float, *methods: str) -> Iterator[Unit]:
-    rates = (1.6e-2, 3.2e-2) if 0.07 < std < 0.12 else (8e-3, 1.6e-2)
-    for method in methods:
-        yield Unit(f"{recipe}-std{std:g}", method, recipe, (f"model.init_std={std!r}",), rates)
+def scales(recipe: str, *stds: float) -> list[Cell]:
+    """Initial scales: 0.0653 is that of U-ViT-S/2 at width 48, 0.083 that of torch's default linear layer."""
+    near = [HIGH if 0.07 < std < 0.12 else MIDDLE for std in stds]
+    cells = zip(stds, near, strict=True)
+    return [Cell(f"{recipe}-std{std:g}", recipe, (f"model.init_std={std!r}",), rates) for std, rates in cells]
 
 
-def depth(recipe: str, blocks: int, *methods: str) -> Iterator[Unit]:
-    rates = (1.6e-2, 3.2e-2) if blocks < 20 else (8e-3, 1.6e-2)
-    for method in methods:
-        yield Unit(f"{recipe}-depth{blocks}", method, recipe, (f"model.depth={blocks}",), rates)
+def depths(recipe: str, *blocks: int) -> list[Cell]:
+    """Depths besides 20, the recipe's."""
+    near = [HIGH if depth < 20 else MIDDLE for depth in blocks]
+    cells = zip(blocks, near, strict=True)
+    return [Cell(f"{recipe}-depth{depth}", recipe, (f"model.depth={depth}",), rates) for depth, rates in cells]
 
 
-def cure(recipe: str, name: str, overrides: Sequence[str], *methods: str) -> Iterator[Unit]:
-    """Another cure, alone and together with CS, in two cells: the recipe's initial scale, and torch's."""
-    for std, where in ((None, ""), (TORCH_STD, f"-std{TORCH_STD:g}")):
-        more = () if std is None else (f"model.init_std={std!r}",)
-        for method in methods:
-            yield Unit(f"{recipe}-{name}{where}", method, recipe, (*overrides, *more), (1.6e-2, 3.2e-2))
+def cure(name: str, *overrides: str) -> list[Cell]:
+    """Another cure in two cells: the recipe's initial scale, and torch's."""
+    torchs = (*overrides, "model.init_std=0.083")
+    return [Cell(f"{DEEP}-{name}", DEEP, overrides), Cell(f"{DEEP}-{name}-std0.083", DEEP, torchs)]
+
+
+def long(std: float) -> Cell:
+    steps = ("training.steps=3000", "training.validate_every=300", "optim.warmup_steps=100")
+    return Cell(f"{DEEP}-steps3000-std{std:g}", DEEP, (*steps, f"model.init_std={std!r}"), LOW)
+
+
+def width(dim: int, scale: str, std: float, rates: tuple[float, ...]) -> Cell:
+    """A wider network at U-ViT-S/2's initial scale, 0.02·√(512/dim), or at torch's, √(1/(3·dim))."""
+    return Cell(f"{DEEP}-width{dim}-{scale}", DEEP, (f"model.embed_dim={dim}", f"model.init_std={std!r}"), rates)
+
+
+def unet(name: str, *overrides: str) -> Cell:
+    """diffusers' UNet with nine skips, at 16 pixels and with the optimiser of the others."""
+    small = ("data.image_size=16", "model.sample_size=16", "model.attention=[4]", "training.batch_size=16")
+    optim = ("optim.warmup_steps=20", "optim.clip_norm=null", "optim.ema_decay=0.95", "training.precision=fp32")
+    return Cell(name, "cifar10-tiny-unet", (*small, *optim, *overrides), MIDDLE)
+
+
+DEEP, DIGITS = "cifar10-deep", "digits-deep"
+SIX, MORE = (0.0653, 0.1, 0.04, 0.14, 0.083, 0.02), (0.2, 0.03)
+FACES = ("data.source=nielsr/CelebA-faces", "data.image_column=image", "data.validation_split=null")
+FLICKR = ("data.source=data/flickr8k64", "data.image_column=image")
+PIXELS = ("data.image_size=32", "model.img_size=32", "model.patch_size=8")
+
+# Cells and their methods, the most telling first.
+ORDER: list[tuple[list[Cell], str]] = [
+    # What must be there.
+    (scales(DEEP, *SIX), "none cs"),
+    (depths(DEEP, 8, 12, 32), "none cs"),
+    (cure("beta2-0.95", "optim.betas=[0.9,0.95]"), "none cs"),
+    (cure("clip1", "optim.clip_norm=1.0"), "none cs"),
+    (scales(DEEP, *SIX), "ls"),
+    (depths(DEEP, 8, 12, 32), "ls"),
+    (scales(DEEP, *SIX), "uniform cs-reversed"),
+    (cure("qk-norm", "model.qk_norm=true"), "none cs"),
+    (cure("skip-norm", "model.skip_norm=true"), "none cs"),
+    (cure("adagc", "optim.adaptive_clip=1.05", "optim.clip_norm=1.0"), "none cs"),
+    (cure("cosine", "optim.schedule=cosine"), "none cs"),
+    (cure("beta2-0.99", "optim.betas=[0.9,0.99]"), "none cs"),
+    (cure("warmup100", "optim.warmup_steps=100"), "none cs"),
+    # At EDM2's own balance of 0.5 the join is the plain one, as trunk and skip are equally wide.
+    (cure("balance0.3", "model.concat_balance=0.3"), "none cs"),
+    ([long(0.0653), long(0.083), long(0.1)], "none cs"),
+    (scales(DIGITS, *SIX), "none cs ls"),
+    (depths(DIGITS, 8, 12, 32), "none cs ls"),
+    # What fits besides.
+    ([unet("cifar10-unet")], "none cs:where=input cs:where=after-norm ls"),
+    ([width(96, "s2", 0.0462, MIDDLE), width(96, "torch", 0.0589, MIDDLE)], "none cs"),
+    ([width(192, "s2", 0.0327, LOW), width(192, "torch", 0.0417, LOW)], "none cs"),
+    (
+        [Cell("faces-deep", DEEP, FACES, MIDDLE, "faces"), Cell("flickr-deep", DEEP, FLICKR, MIDDLE, "flickr")],
+        "none cs",
+    ),
+    ([Cell(f"{DEEP}-32px", DEEP, PIXELS, MIDDLE)], "none cs"),
+    ([Cell(f"{DEEP}-batch{size}", DEEP, (f"training.batch_size={size}",), MIDDLE) for size in (4, 64)], "none cs"),
+    (scales(DIGITS, *SIX), "uniform cs-reversed"),
+    (scales(DEEP, *MORE), "none cs ls uniform cs-reversed"),
+]
 
 
 def units() -> list[Unit]:
-    """All of them, the most telling first."""
-    deep, found = "cifar10-deep", []
-    for std in STDS[:6]:
-        found += initial_scale(deep, std, "none", "cs")
-    for blocks in DEPTHS:
-        found += depth(deep, blocks, "none", "cs")
-    found += cure(deep, "beta2-0.95", ["optim.betas=[0.9,0.95]"], "none", "cs")
-    found += cure(deep, "clip1", ["optim.clip_norm=1.0"], "none", "cs")
-    for std in STDS[:6]:
-        found += initial_scale(deep, std, "ls")
-    for blocks in DEPTHS:
-        found += depth(deep, blocks, "ls")
-    for std in STDS[:6]:
-        found += initial_scale(deep, std, "uniform", "cs-reversed")
-    found += cure(deep, "beta2-0.99", ["optim.betas=[0.9,0.99]"], "none", "cs")
-    found += cure(deep, "warmup100", ["optim.warmup_steps=100"], "none", "cs")
-    for std in STDS[6:]:
-        found += initial_scale(deep, std, "none", "cs", "ls", "uniform", "cs-reversed")
-    for std in STDS[:6]:
-        found += initial_scale("digits-deep", std, "none", "cs", "ls", "uniform", "cs-reversed")
-    for blocks in DEPTHS:
-        found += depth("digits-deep", blocks, "none", "cs", "ls")
-    return found
+    return [Unit(cell, method) for cells, methods in ORDER for cell in cells for method in methods.split()]
 
 
 def run_unit(unit: Unit, folder: Path, sources: dict[str, str], workers: int) -> bool:
     """Find the edge of one method in one cell and write what was found; false if it was told to stop."""
-    source = sources.get(unit.recipe.partition("-")[0])
+    cell = unit.cell
+    source = sources.get(cell.data or cell.recipe.partition("-")[0])
     data = () if source is None else (f"data.source={source}",)
-    overrides = (*unit.overrides, *VALIDATION, *QUIET, f"seed={FIRST_SEED}")
-    search = make_search(unit.recipe, [unit.method], seeds=SEEDS, rates=unit.rates, overrides=(*overrides, *data))
+    overrides = (*VALIDATION, *QUIET, f"seed={FIRST_SEED}", *cell.overrides)
+    search = make_search(cell.recipe, [unit.method], seeds=SEEDS, rates=cell.rates, overrides=(*overrides, *data))
     began = time.monotonic()
     result = find_edges(search, folder, workers=workers, display=Lines())
     if result.signal is not None or result.failures:
-        print(f"{unit.cell} {unit.method}: broke off", *result.failures.items(), sep="\n  ", flush=True)
+        print(f"{cell.name} {unit.method}: broke off", *result.failures.items(), sep="\n  ", flush=True)
         return False
     plan = search.plan(rates_in(folder))
     records = {arm.id: [collect(folder, PlannedRun(arm, seed)) for seed in plan.seeds] for arm in plan.arms}
@@ -122,9 +166,9 @@ def run_unit(unit: Unit, folder: Path, sources: dict[str, str], workers: int) ->
 def write_unit(unit: Unit, table: RateTable, overrides: Sequence[str], *, steps: int, minutes: float) -> None:
     unit.file.parent.mkdir(parents=True, exist_ok=True)
     content = {
-        "cell": unit.cell,
+        "cell": unit.cell.name,
         "method": unit.method,
-        "recipe": unit.recipe,
+        "recipe": unit.cell.recipe,
         "overrides": list(overrides),
         "steps": steps,
         "seeds": table.seeds,
@@ -162,16 +206,16 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--only", default="", help="cells whose name contains this")
     arguments = parser.parse_args()
-    chosen = [unit for unit in units() if arguments.only in unit.cell]
+    chosen = [unit for unit in units() if arguments.only in unit.cell.name]
     if arguments.what == "list":
         for unit in chosen:
-            print(f"{'done   ' if unit.file.is_file() else 'not run'}  {unit.cell}  {unit.method}")
+            print(f"{'done   ' if unit.file.is_file() else 'not run'}  {unit.cell.name}  {unit.method}")
         return 0
     sources = dict(text.split("=", 1) for text in arguments.data)
     for unit in chosen:
         if not unit.file.is_file():
-            print(f"{datetime.now():%H:%M:%S} {unit.cell} {unit.method}", flush=True)
-            if not run_unit(unit, arguments.out / unit.cell / unit.file.stem, sources, arguments.workers):
+            print(f"{datetime.now():%H:%M:%S} {unit.cell.name} {unit.method}", flush=True)
+            if not run_unit(unit, arguments.out / unit.cell.name / unit.file.stem, sources, arguments.workers):
                 return 1
     return 0
 

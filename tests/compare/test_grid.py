@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from comparison_cases import tiny_plan
 
-from scalelong.compare.grid import PlanError, check_plan, make_plan, save_plan
+from scalelong.compare.grid import FILE, PlanError, check_plan, make_plan, save_plan
 from scalelong.config import RecipeError
 from scalelong.runs import RunError
 from scalelong.skips import METHODS
@@ -134,6 +135,17 @@ def test_a_comparison_may_be_gone_on_with_and_extended(tmp_path: Path) -> None:
     save_plan(tmp_path / "out", tiny_plan("none", "cs", seeds=2), "first")
     check_plan(tmp_path / "out", tiny_plan("none", "cs", seeds=2))
     check_plan(tmp_path / "out", tiny_plan("none", "cs", "ls", seeds=5))
+
+
+def test_keys_that_are_newer_than_the_folder_have_their_defaults(tmp_path: Path) -> None:
+    save_plan(tmp_path, tiny_plan("none", "cs"), "first")
+    content = json.loads((tmp_path / FILE).read_bytes())
+    for arm in content["arms"]:
+        del arm["config"]["optim"]["schedule"]
+    (tmp_path / FILE).write_text(json.dumps(content))
+    check_plan(tmp_path, tiny_plan("none", "cs"))
+    with pytest.raises(PlanError, match="optim.schedule constant → cosine"):
+        check_plan(tmp_path, tiny_plan("none", "cs", more=("optim.schedule=cosine",)))
 
 
 @pytest.mark.parametrize(

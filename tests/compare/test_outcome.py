@@ -178,3 +178,26 @@ def test_a_last_step_that_a_signal_kept_from_being_evaluated_is_evaluated_later(
     asked.pop()
     outcome.evaluate_last_step(tmp_path / "no evaluation asked for", planned().config)
     assert len(asked) == 1
+
+
+STOPPED_EARLY = ("optim.lr=1.0", AT_ONCE, "training.validate_every=1", "training.sample_every=10", "sampling.steps=2")
+
+
+def test_a_run_that_is_stopped_is_saved_where_it_stops_and_sampled_there(tmp_path: Path) -> None:
+    run = planned(*STOPPED_EARLY)
+    folder = Run(tmp_path / run.folder)
+    outcome.run_until_failed(folder.folder, run.config)
+    found = outcome.read_outcome(folder.folder)
+    assert found is not None and (found.status, found.cause) == ("failed", "did not learn")
+    assert found.step < run.config.training.steps and folder.checkpoints().steps()[-1] == found.step
+    assert [path.name for path in folder.samples.iterdir()] == [folder.grid(found.step).name]
+
+
+def test_a_run_killed_after_it_was_stopped_is_not_trained_any_further(tmp_path: Path) -> None:
+    run = planned(*STOPPED_EARLY)
+    folder = Run(tmp_path / run.folder)
+    outcome.run_until_failed(folder.folder, run.config)
+    before = (folder.folder / outcome.FILE).read_text(), folder.metrics.path.read_text()
+    (folder.folder / outcome.FILE).unlink()
+    outcome.run_until_failed(folder.folder, run.config)
+    assert ((folder.folder / outcome.FILE).read_text(), folder.metrics.path.read_text()) == before

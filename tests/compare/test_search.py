@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command_line import assert_fails, run
 from comparison_cases import TINY, tiny_plan
 from test_cli_compare import OVERRIDES, WORKERS, in_processes, tables
@@ -22,6 +23,9 @@ from scalelong.compare.results import Metadata, summarise
 from scalelong.compare.run import CompareResult
 from scalelong.compare.search import EdgeSearch, find_edges, make_search, rates_in
 from scalelong.report import read_content, render
+from scalelong.report.blocks import Gallery, Text
+from scalelong.runs import Run
+from scalelong.sampling.images import save_grid
 
 EDGES = {"none": 0.006, "cs": 0.012}
 RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
@@ -144,6 +148,27 @@ def test_its_page_opens_on_the_survival_curves_and_says_what_was_found(engine: E
     page = render(content)
     assert results["advice"] in page and results["rate_sensitivity"][1]["sentence"] in page
     assert "Nothing unusual" not in page and "failed: did not learn" in page, "runs that fail are named here too"
+
+
+def test_its_page_shows_samples_of_a_survivor_beside_those_of_a_failed_run_of_the_same_seed_and_rate(
+    engine: Engine, tmp_path: Path
+) -> None:
+    pytest.importorskip("jinja2")
+    found = find_edges(tiny_search(), tmp_path / "out").results
+    for arm in found["arms"]:
+        for one in arm["runs"]:
+            run = Run(tmp_path / "out" / one["folder"])
+            run.folder.mkdir(parents=True)
+            run.metrics.path.touch()
+            save_grid(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), run.grid(10))
+    sections = read_content([tmp_path / "out"]).parts[0].sections
+    assert [one.key for one in sections[:3]] == ["c0-edge", "c0-warnings", "c0-stability"]
+    titles = [block.title for block in sections[0].blocks if not isinstance(block, Text)]
+    assert titles[:2] == ["Survival by learning rate", "Samples of a run that survived, and of one that failed"]
+    (gallery,) = [block for block in sections[0].blocks if isinstance(block, Gallery)]
+    survivor, failed = gallery.pictures
+    assert (survivor.label, failed.label) == ("CS κ=0.7: survived", "none: failed")
+    assert survivor.detail == failed.detail == "lr 0.004, seed 0, step 10"
 
 
 @pytest.mark.parametrize(

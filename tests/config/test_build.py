@@ -94,6 +94,12 @@ def test_init_std_replaces_the_rule() -> None:
     assert model.mid_block.mlp.fc1.weight.std().item() == pytest.approx(0.001, rel=0.1)
 
 
+def test_the_model_block_sets_the_norms_and_the_balance_of_a_uvit() -> None:
+    block = build_model(small("model.qk_norm=true", "model.skip_norm=true", "model.concat_balance=0.3")).out_blocks[0]
+    assert isinstance(block.attn.q_norm, nn.LayerNorm) and isinstance(block.skip_norm, nn.LayerNorm)
+    assert block.concat_balance == 0.3
+
+
 @pytest.mark.parametrize("name", [name for name in recipe_names() if "tiny" in name or name == "digits"])
 def test_parameters_counted_without_weights_are_those_of_the_built_model(name: str) -> None:
     config = load_recipe(name, ["scaling.method=ls"])

@@ -64,6 +64,7 @@ OURS = [
         (20, 20, 20),
         UVIT,
     ),
+    Family("uvit-skip-norm", lambda: uvit(skip_norm=True), noisy, (17, 17, 17), UVIT, absorbed=True),
     Family(
         "theory-unet",
         theory,

@@ -62,6 +62,9 @@ NAMES_AT_DEPTH_2 = [
     "final_layer.bias",
 ]
 TIME_MLP = ["time_embed.0.weight", "time_embed.0.bias", "time_embed.2.weight", "time_embed.2.bias"]
+PARTS = ("in_blocks.0", "mid_block", "out_blocks.0")
+QK_NORMS = [f"{part}.attn.{one}_norm.{end}" for part in PARTS for one in "qk" for end in ("weight", "bias")]
+SKIP_NORM = ["out_blocks.0.skip_norm.weight", "out_blocks.0.skip_norm.bias"]
 QKV_BIASES = ["in_blocks.0.attn.qkv.bias", "mid_block.attn.qkv.bias", "out_blocks.0.attn.qkv.bias"]
 
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -103,8 +106,11 @@ def inputs_for(model: UViT, size: tuple[int, int] = (8, 8), batch: int = 2) -> d
         ({"mlp_time_embed": True}, [*NAMES_AT_DEPTH_2, *TIME_MLP]),
         ({"qkv_bias": True}, [*NAMES_AT_DEPTH_2, *QKV_BIASES]),
         ({"conv": False}, [name for name in NAMES_AT_DEPTH_2 if not name.startswith("final_layer")]),
+        ({"qk_norm": True}, [*NAMES_AT_DEPTH_2, *QK_NORMS]),
+        ({"skip_norm": True}, [*NAMES_AT_DEPTH_2, *SKIP_NORM]),
+        ({"concat_balance": 0.3}, NAMES_AT_DEPTH_2),
     ],
-    ids=["plain", "label", "text", "time MLP", "qkv bias", "no conv"],
+    ids=["plain", "label", "text", "time MLP", "qkv bias", "no conv", "qk norm", "norm after the join", "balance"],
 )
 def test_parameters_carry_the_names_of_the_public_checkpoints(options: dict[str, Any], expected: list[str]) -> None:
     assert sorted(UViT(8, 2, embed_dim=32, depth=2, num_heads=4, **options).state_dict()) == sorted(expected)
@@ -316,8 +322,12 @@ def test_hooks_of_a_block_fire_again_when_checkpointing_recomputes_it() -> None:
 
 @pytest.mark.parametrize(
     ("options", "size"),
-    [({"condition": "label and text"}, (8, 8)), ({"use_checkpoint": True}, (12, 4))],
-    ids=["conditions", "checkpointing and interpolation"],
+    [
+        ({"condition": "label and text"}, (8, 8)),
+        ({"use_checkpoint": True}, (12, 4)),
+        ({"qk_norm": True, "skip_norm": True, "concat_balance": 0.3}, (8, 8)),
+    ],
+    ids=["conditions", "checkpointing and interpolation", "norms and balance"],
 )
 def test_compiling_the_whole_graph_changes_neither_the_output_nor_a_gradient(
     options: dict[str, Any], size: tuple[int, int]

@@ -220,6 +220,13 @@ def test_the_card_states_data_method_and_metrics(tmp_path: Path) -> None:
         assert expected in text
 
 
+@pytest.mark.parametrize("option", ["qk_norm=true", "skip_norm=true", "concat_balance=0.3"])
+def test_a_network_that_the_public_code_cannot_compute_is_not_exported(option: str, tmp_path: Path) -> None:
+    run_tiny(tmp_path / "run", "training.steps=1", f"model.{option}")
+    with pytest.raises(ValueError, match="the public U-ViT code knows no qk_norm, skip_norm or concat_balance"):
+        export_run(tmp_path / "run", "uvit", tmp_path / "out")
+
+
 def test_an_export_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_tiny(tmp_path / "run", "training.steps=1")
     with pytest.raises(ValueError, match="use --to uvit"):

@@ -160,8 +160,9 @@ def test_scaling_after_the_norm_acts_and_can_be_undone(family: Family) -> None:
     assert torch.equal(family.run(unscale_skips(model), inputs), before)
 
 
-# HunyuanDiT's norm spans trunk and skip, so that a constant still acts through the ratio of the two.
-ABSORBING = [family for family in FAMILIES if family.absorbed and family.name != "diffusers-hunyuan-dit"]
+# These norms span trunk and skip, so that a constant still acts through the ratio of the two.
+SPANNING = {"diffusers-hunyuan-dit", "uvit-skip-norm"}
+ABSORBING = [family for family in FAMILIES if family.absorbed and family.name not in SPANNING]
 
 
 @every_family

@@ -12,13 +12,15 @@ from scalelong.runs import Run
 
 PLAIN = ["training.validate_every=4", "optim.warmup_steps=2"]
 SHARDED = [*PLAIN, "training.parallel=fsdp"]
+CLIPPED = ["optim.adaptive_clip=1.05", "optim.clip_norm=0.1"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`one` process; `two` that share the weights; `killed`, the same with two kills; `parts`, with accumulation.
 
-    `moved` is begun by two processes that share the weights and ended by one; in `poisoned` the second meets a NaN.
+    `clipped one` and `clipped two` clip every tensor by itself. `moved` is begun by two processes that share the
+    weights and ended by one; in `poisoned` the second meets a NaN.
     """
     folder = tmp_path_factory.mktemp("sharded")
     two = {"processes": 2, "overrides": SHARDED}
@@ -29,6 +31,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"out": folder / "parts", "processes": 2, "overrides": [*SHARDED, "training.grad_accumulation=2"]},
         {"out": folder / "moved", "processes": 2, "overrides": [*SHARDED, "training.steps=5"]},
         {"out": folder / "moved", "overrides": PLAIN},
+        {"out": folder / "clipped one", "overrides": [*PLAIN, *CLIPPED]},
+        {"out": folder / "clipped two", "processes": 2, "overrides": [*SHARDED, *CLIPPED]},
         {"out": folder / "bf16", "processes": 2, "overrides": [*SHARDED, "training.precision=bf16"]},
         {"out": folder / "poisoned", **two, "poisoned_rank": 1},
     )
@@ -62,6 +66,14 @@ def test_accumulated_shards_have_the_losses_of_whole_batches(runs: Path) -> None
 
 def test_a_run_saved_in_shards_goes_on_in_one_process(runs: Path) -> None:
     assert losses(runs / "moved") == pytest.approx(losses(runs / "one"), rel=1e-5)
+
+
+def test_shards_are_clipped_by_the_norms_of_whole_tensors(runs: Path) -> None:
+    one, two = (Run(runs / name).checkpoints().latest() for name in ("clipped one", "clipped two"))
+    assert one is not None and two is not None
+    averages = two.state()["clip"]["norms"]
+    assert averages == pytest.approx(one.state()["clip"]["norms"], rel=1e-4) and 0 < max(averages) < 0.1
+    assert losses(runs / "clipped two") == pytest.approx(losses(runs / "clipped one"), rel=1e-5)
 
 
 def test_shards_in_bf16_train_close_to_float32(runs: Path) -> None:

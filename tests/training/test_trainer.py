@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from run_cases import lasting_metrics, losses, make_trainer, run_tiny
+from run_cases import lasting_metrics, losses, make_trainer, run_tiny, tiny
 from torch import Tensor, nn
 
 from scalelong.config import build_model, build_process
 from scalelong.guard.nonfinite import TrainingDiverged
-from scalelong.runs import CheckpointStore, Run, read_metrics
+from scalelong.runs import CheckpointStore, Run, RunError, read_metrics
 from scalelong.sampling.images import tile
 from scalelong.training import Trainer, loop, samples
 from scalelong.training.loss import Validation, find_origin
 from scalelong.training.parallel import check_launcher
+from scalelong.training.state import learning_rate
 from scalelong.utils.runtime import Rank
 
 MODULE = "in_blocks.0.mlp.fc1"
@@ -193,6 +195,26 @@ def test_the_learning_rate_warms_up_and_stays(tmp_path: Path) -> None:
     run_tiny(tmp_path, "optim.warmup_steps=4", "optim.lr=0.004")
     rates = [line["lr"] for line in lasting_metrics(tmp_path)]
     assert rates == pytest.approx([0.001, 0.002, 0.003, *[0.004] * 5], rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_falling_learning_rate_starts_at_the_full_rate_and_would_be_0_after_the_last_step(schedule: str) -> None:
+    config = tiny(f"optim.schedule={schedule}", "optim.warmup_steps=4", "optim.lr=0.004").optim
+    rates = [learning_rate(config, step, 104) for step in range(105)]
+    assert rates[:5] == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.004], rel=1e-12)
+    assert rates[54] == pytest.approx(0.002) and rates[104] == 0
+    assert all(earlier > later for earlier, later in pairwise(rates[4:]))
+    # Half-way down to half-way up: the cosine falls slowly at both ends.
+    assert rates[29] == pytest.approx(0.003 if schedule == "linear" else 0.002 * (1 + math.cos(math.pi / 4)))
+
+
+def test_a_run_logs_the_falling_rate_and_does_not_resume_with_another_length(tmp_path: Path) -> None:
+    falling = ("optim.schedule=linear", "optim.warmup_steps=0", "optim.lr=0.008")
+    run_tiny(tmp_path, *falling)
+    rates = [line["lr"] for line in lasting_metrics(tmp_path)]
+    assert rates == pytest.approx([0.008, 0.007, 0.006, 0.005, 0.004, 0.003, 0.002, 0.001], rel=1e-12)
+    with pytest.raises(RunError, match="training.steps 8 → 16"):
+        run_tiny(tmp_path, *falling, "training.steps=16")
 
 
 def test_training_leaves_the_global_random_state_as_it_was(tmp_path: Path) -> None:

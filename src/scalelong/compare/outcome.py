@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config, build_model
+from ..config.build import open_inputs
 from ..config.sections import EvaluationConfig
 from ..evaluation import Plan as EvaluationPlan
 from ..evaluation import evaluate_run
@@ -30,6 +31,8 @@ from ..runs.model import load_network
 from ..training import Display, train
 from ..training.logger import Silent
 from ..training.loss import open_validation
+from ..training.parallel import Parallel
+from ..training.samples import save_samples
 from ..utils.atomic import Damaged, locked, read_json, write_signed
 from ..utils.runtime import keyed_generator
 from .failure import Cause, Reference, cause_of_failure, has_clearly_failed
@@ -64,7 +67,9 @@ def run(folder: Path, config: Config) -> None:
 
 def run_until_failed(folder: Path, config: Config) -> None:
     """The job of a run that is stopped as soon as it has clearly failed."""
-    run_in(folder, config, StopsFailed(folder, config))
+    display = StopsFailed(folder, config)
+    display.look()
+    run_in(folder, config, display)
 
 
 def run_in(folder: Path, config: Config, display: Display | None) -> None:
@@ -72,10 +77,6 @@ def run_in(folder: Path, config: Config, display: Display | None) -> None:
         outcome = train_and_measure(folder, config, display)
     if outcome is None:
         sys.exit(STOPPED)
-
-
-class ClearlyFailed(RuntimeError):
-    """A run need not go on."""
 
 
 class StopsFailed(Silent):
@@ -90,29 +91,33 @@ class StopsFailed(Silent):
         self.reference: Reference | None = None
 
     def info(self, message: str) -> None:
+        self.look()
+
+    def look(self) -> None:
         losses = [losses[0] for losses in validation_losses(self.folder)]
         planned = math.ceil(self.training.steps / (self.training.validate_every or self.training.steps))
         if 0 < len(losses) < planned:
             self.reference = self.reference or reference_of(open_validation(self.config))
-            if has_clearly_failed(losses, self.reference, self.training.must_gain, planned):
-                raise ClearlyFailed
+            self.ends = has_clearly_failed(losses, self.reference, self.training.must_gain, planned)
 
 
 def train_and_measure(folder: Path, config: Config, display: Display | None = None) -> Outcome | None:
     """Train, or resume; then measure how it ended and write it down. None if it was told to stop."""
-    given_up = None
+    display, given_up = display or Silent(), None
     try:
         with noticing_signals() as told_to_stop:
-            train(config, folder, display=display or Silent())
+            # It may have been killed after it had failed, and before that was written down.
+            if not display.ends:
+                train(config, folder, display=display)
             if told_to_stop():
                 return None
     except TrainingDiverged as error:
         given_up = str(error)
-    except ClearlyFailed:
-        pass
     outcome = measure_outcome(folder, config, given_up)
     if outcome.status == "finished":
         evaluate_last_step(folder, config)
+    else:
+        sample_where_it_ended(folder, config)
     write_signed(folder / FILE, with_nulls(asdict(outcome)))
     return outcome
 
@@ -146,6 +151,16 @@ def measure_outcome(folder: Path, config: Config, given_up: str | None = None) -
     network = load_network(config, checkpoint, "ema")
     noisy = tuple(validation.loss(NoisyInput(network, sigma, config.seed)) for sigma in SIGMAS)
     return Outcome("finished", config.training.steps, None, initial, noisy, None, reference.nothing)
+
+
+def sample_where_it_ended(folder: Path, config: Config) -> None:
+    """A grid of samples of a run that failed, as the others have one of their last step."""
+    checkpoint = Run(folder).checkpoints().latest()
+    if config.training.sample_every is None or checkpoint is None:
+        return
+    grid, network = Run(folder).grid(checkpoint.step), load_network(config, checkpoint, "ema")
+    if not grid.is_file():
+        save_samples(grid, network, config, open_inputs(config), Parallel.open(config.training))
 
 
 def last_loss(folder: Path) -> float:

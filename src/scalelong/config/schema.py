@@ -66,11 +66,22 @@ class UViTConfig(Section):
     qkv_bias: bool = False
     init_std: Positive | None = None
     """null = 0.02·sqrt(512/embed_dim): small UViTs keep the paper's block gain."""
+    qk_norm: bool = False
+    """Whether a LayerNorm keeps the queries and keys of each head at unit variance."""
+    skip_norm: bool = False
+    """Whether a LayerNorm reads trunk and skip where they are joined, as in Hunyuan-DiT."""
+    concat_balance: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """EDM2's balance of the join: the skip's share of its magnitude; 0.5 = a plain concatenation."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(C, H, W) of what the network denoises."""
         return self.in_chans, self.img_size, self.img_size
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the public U-ViT code can compute it."""
+        return not self.qk_norm and not self.skip_norm and self.concat_balance == 0.5
 
     @property
     def weight_std(self) -> float:

@@ -65,15 +65,20 @@ class DiffusionConfig(Section):
 
 
 class OptimConfig(Section):
-    """The optimiser, its warm-up and the EMA weights."""
+    """The optimiser, its learning rate over the steps, clipping and the EMA weights."""
 
     name: Literal["adamw"] = "adamw"
     lr: Positive
     betas: Pair = (0.9, 0.999)
     weight_decay: Annotated[float, Field(ge=0)] = 0.03
     warmup_steps: NotNegative = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The learning rate after the warm-up; linear and cosine fall to 0 at the end of `training.steps`."""
     clip_norm: Positive | None = None
     """The largest norm of the gradient; null = never clipped."""
+    adaptive_clip: Annotated[float, Field(ge=1)] | None = None
+    """The largest norm of each tensor's gradient, over the moving average of its own (AdaGC); null = no such limit.
+    `clip_norm` then holds for the first 100 steps only, in which the averages begin."""
     ema_decay: Fraction = 0.9999
     ema_warmup: bool = True
     """Whether update n = 0, 1, … decays by (1 + n)/(10 + n) at most; false = by ema_decay from the first on."""

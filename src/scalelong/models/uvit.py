@@ -6,6 +6,8 @@ Modules carry the names of the public U-ViT checkpoints, so that those load with
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,17 +39,26 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention. Shape: (B, L, D) → (B, L, D)."""
+    """Multi-head self-attention; with `qk_norm`, of queries and keys that a LayerNorm per head keeps at unit variance.
 
-    def __init__(self, dim: int, num_heads: int, *, qkv_bias: bool = False) -> None:
+    Shape: (B, L, D) → (B, L, D).
+    """
+
+    def __init__(self, dim: int, num_heads: int, *, qkv_bias: bool = False, qk_norm: bool = False) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.q_norm = nn.LayerNorm(dim // num_heads) if qk_norm else None
+        self.k_norm = nn.LayerNorm(dim // num_heads) if qk_norm else None
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         # sdpa reads strided heads and lays its output out as (B, L, H, d): between the projections all is views.
         heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key, value = heads
+            # Autocast normalises in float32, which the product is not to be computed in.
+            heads = torch.stack([self.q_norm(query).to(value.dtype), self.k_norm(key).to(value.dtype), value])
         return self.proj(attend(heads).transpose(1, 2).flatten(2))
 
 
@@ -81,17 +92,41 @@ class MLP(nn.Module):
         return self.fc2(self.act(self.fc1(x)))
 
 
+def balance_factors(balance: float) -> tuple[float, float]:
+    """The factors of trunk and skip in EDM2's concatenation of equal widths, which keeps their common magnitude.
+
+    >>> balance_factors(0.5)
+    (1.0, 1.0)
+    """
+    size = math.sqrt(2 / ((1 - balance) ** 2 + balance**2))
+    return size * (1 - balance), size * balance
+
+
 class Block(nn.Module):
     """Pre-norm transformer block; with `skip=True` a linear layer first joins a long skip.
 
+    `skip_norm` puts a LayerNorm before that layer, `concat_balance` is the skip's share of what it reads.
     Shape: x (B, L, D), skip (B, L, D) → (B, L, D).
     """
 
-    def __init__(self, dim: int, num_heads: int, *, mlp_ratio: float, qkv_bias: bool, skip: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        mlp_ratio: float,
+        qkv_bias: bool,
+        skip: bool = False,
+        qk_norm: bool = False,
+        skip_norm: bool = False,
+        concat_balance: float = 0.5,
+    ) -> None:
         super().__init__()
+        self.concat_balance = concat_balance
+        self.skip_norm = nn.LayerNorm(2 * dim) if skip and skip_norm else None
         self.skip_linear = nn.Linear(2 * dim, dim) if skip else None
         self.norm1 = nn.LayerNorm(dim)
-        self.attn = Attention(dim, num_heads, qkv_bias=qkv_bias)
+        self.attn = Attention(dim, num_heads, qkv_bias=qkv_bias, qk_norm=qk_norm)
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = MLP(dim, int(dim * mlp_ratio))
 
@@ -99,9 +134,17 @@ class Block(nn.Module):
         if self.skip_linear is not None:
             if skip is None:
                 raise ValueError("this block joins a long skip connection and got none: call it as block(x, skip)")
-            x = self.skip_linear(torch.cat([x, skip], dim=-1))
+            x = self.skip_linear(self.join(x, skip))
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
+
+    def join(self, x: Tensor, skip: Tensor) -> Tensor:
+        """What the linear layer reads. Shape: x (B, L, D), skip (B, L, D) → (B, L, 2·D)."""
+        if self.concat_balance != 0.5:
+            trunk, share = balance_factors(self.concat_balance)
+            x, skip = x * trunk, skip * share
+        joined = torch.cat([x, skip], dim=-1)
+        return joined if self.skip_norm is None else self.skip_norm(joined)
 
 
 class UViT(nn.Module):
@@ -110,6 +153,8 @@ class UViT(nn.Module):
     `img_size` (a number or (height, width)) is the training size; other sizes interpolate the position embeddings.
     `num_classes > 0` asks for labels `y`; `clip_dim` and `num_clip_token` ask for text features `context`.
     `init_std` is the standard deviation of the linear layers' weights at the start.
+    `qk_norm` normalises queries and keys, `skip_norm` trunk and skip where they are joined (as Hunyuan-DiT does), and
+    `concat_balance` weighs them there as EDM2 does; with their defaults the network is the public one.
     Shape: x (B, C, H, W), timesteps (B,), y (B,), context (B, num_clip_token, clip_dim) → (B, C, H, W).
 
     >>> model = UViT(8, 2, embed_dim=16, depth=4, num_heads=2)
@@ -135,9 +180,14 @@ class UViT(nn.Module):
         clip_dim: int | None = None,
         num_clip_token: int | None = None,
         init_std: float = 0.02,
+        qk_norm: bool = False,
+        skip_norm: bool = False,
+        concat_balance: float = 0.5,
     ) -> None:
         super().__init__()
         _check_architecture(embed_dim, depth, num_heads, clip_dim, num_clip_token)
+        if not 0 < concat_balance < 1:
+            raise ValueError(f"concat_balance is the skip's share of the join, between 0 and 1, got {concat_balance}")
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.patch_size = patch_size
         self.in_chans = in_chans
@@ -158,12 +208,12 @@ class UViT(nn.Module):
         self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size)
         self.pos_embed = nn.Parameter(torch.empty(1, self.num_tokens, embed_dim))
 
-        def block(skip: bool = False) -> Block:
-            return Block(embed_dim, num_heads, mlp_ratio=mlp_ratio, qkv_bias=qkv_bias, skip=skip)
-
+        options: dict[str, Any] = {"mlp_ratio": mlp_ratio, "qkv_bias": qkv_bias, "qk_norm": qk_norm}
+        block = partial(Block, embed_dim, num_heads, **options)
+        join = partial(block, skip=True, skip_norm=skip_norm, concat_balance=concat_balance)
         self.in_blocks = nn.ModuleList(block() for _ in range(depth // 2))
         self.mid_block = block()
-        self.out_blocks = nn.ModuleList(block(skip=True) for _ in range(depth // 2))
+        self.out_blocks = nn.ModuleList(join() for _ in range(depth // 2))
         self.norm = nn.LayerNorm(embed_dim)
         self.decoder_pred = nn.Linear(embed_dim, patch_size**2 * in_chans)
         self.final_layer = nn.Conv2d(in_chans, in_chans, kernel_size=3, padding=1) if conv else nn.Identity()

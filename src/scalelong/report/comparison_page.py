@@ -29,15 +29,17 @@ NO_PAIRS = "No comparison could be made yet: it takes finished runs of the basel
 def comparison_part(comparison: Comparison, album: sections.Album) -> Part:
     results, missing = comparison.results, []
     # What a search for the edge is about comes first.
-    edge = [Section("edge", "Edge of stability", edges.edges(comparison))]
+    edge = Section("edge", "Edge of stability", edges.edges(comparison, album, missing))
+    moved = Section("stability", "Oscillation", oscillation(comparison))
+    first = [edge, moved] if results.edge_rates else []
     shown = [
-        *edge[: bool(results.edge_rates)],
+        *first,
         Section("result", "Result", result(comparison)),
         Section("curves", "Curves", curves(comparison)),
-        Section("stability", "Oscillation", oscillation(comparison)),
+        *([] if first else [moved]),
         Section("coefficients", "Coefficients of the skips", coefficients(comparison)),
         Section("noise", "Robustness to extra noise", noise(comparison)),
-        *edge[bool(results.edge_rates) :],
+        *([] if first else [edge]),
         Section("rates", "Sensitivity to the learning rate", edges.rates(comparison)),
         Section("samples", "Samples", samples(comparison, album, missing)),
         Section("kappa", "Which κ", advice(comparison)),

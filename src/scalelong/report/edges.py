@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
 
 from .blocks import Block, Chart, Interval, Intervals, Series, Table, Text, View
-from .comparison import Comparison, Ratio, Sweep
+from .comparison import ArmRun, Comparison, Ratio, Sweep
 from .numbers import NOTHING, Band, Points, show, show_estimate, show_factor
+from .sections import Album
 
 RATES = "Validation loss at the end for each learning rate; a flat curve forgives a bad choice. Shaded: 95 % interval."
 SENSITIVITY = "Expected excess loss over the range of rates (Wortsman et al. 2023): lower is less sensitive."
@@ -21,8 +24,11 @@ EDGES = (
 )
 
 
-def edges(comparison: Comparison) -> Sequence[Block]:
-    """Survival curves first, then the ratios of edges with what was found in words."""
+SURVIVOR = "Trained and sampled from the same noise: images in the same place can be compared."
+
+
+def edges(comparison: Comparison, album: Album, warnings: list[str]) -> Sequence[Block]:
+    """Survival curves, samples of a survivor and of a failed run, and the ratios of edges with what was found."""
     sweeps = [sweep for sweep in comparison.results.rate_sensitivity if sweep.survival]
     if not sweeps:
         return []
@@ -36,6 +42,7 @@ def edges(comparison: Comparison) -> Sequence[Block]:
     return [
         *([Text(advice, "list", said)] if advice else []),
         Chart(title, x, y, views, source, log_x=True, linear=True, key="survival", note=SURVIVAL),
+        *survivor_and_failed(comparison, album, warnings),
         *(
             [Intervals("Ratio of edges", "times", ratios, reference=1.0, log=True, key="ratio", note=RATIO)]
             if ratios
@@ -43,6 +50,27 @@ def edges(comparison: Comparison) -> Sequence[Block]:
         ),
         Table("Edges", columns, rows, note=EDGES),
     ]
+
+
+def survivor_and_failed(comparison: Comparison, album: Album, warnings: list[str]) -> Sequence[Block]:
+    """Samples of two runs of a seed: one that survives, and one of the baseline that failed, at the same rate if so."""
+    drawn = [(one, grids[-1]) for one, run in comparison.begun if (grids := run.samples)]
+    alive = [pair for pair in drawn if pair[0].result.status == "finished"]
+    failed = [pair for pair in drawn if pair[0].result.status == "failed"]
+    same = [(a, b) for a, b in product(alive, failed) if a[0].result.seed == b[0].result.seed]
+    if not same:
+        return []
+
+    def fitness(pair: tuple[tuple[ArmRun, tuple[str, Path]], ...]) -> tuple[bool, bool, bool]:
+        (one, _), (other, _) = pair
+        baseline = comparison.results.baseline
+        return one.arm.setting == other.arm.setting, other.arm.method == baseline, one.arm.method != baseline
+
+    pictures = []
+    for (one, (step, path)), said in zip(max(same, key=fitness), ("survived", "failed"), strict=True):
+        setting = comparison.setting_name(one.arm.setting)
+        pictures.append((path, f"{one.arm.label}: {said}", ", ".join(filter(None, (setting, one.name, step)))))
+    return album.gallery("Samples of a run that survived, and of one that failed", SURVIVOR, pictures, warnings)
 
 
 def ratio_row(comparison: Comparison, sweep: Sweep, ratio: Ratio) -> Interval:

@@ -285,10 +285,7 @@ def find_resume_point(run: Run, config: Config, resume: str | Path = "auto") -> 
 
 
 def check_same_run(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
-    """Raise if the folder's run was trained with settings that make other steps.
-
-    They are those of its checkpoint; before the first one, and for older runs, those of config.yaml.
-    """
+    """Raise if the run was trained with settings that make other steps: those of its checkpoint, or of config.yaml."""
     saved = None if checkpoint is None else checkpoint.state().get("recipe")
     bound = run.config() if saved is None else check_config(saved, {(): f"{run.folder}: the checkpoint's recipe"})
     if not (changed := differences(bound, config)):
@@ -307,7 +304,9 @@ def check_same_run(run: Run, config: Config, checkpoint: Checkpoint | None) -> N
 def differences(one: Config, other: Config) -> str:
     """The first settings that make other steps, with both values; empty if there are none."""
     before, now = flatten(one.model_dump(mode="json")), flatten(other.model_dump(mode="json"))
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in MAY_DIFFER]
+    # A learning rate that falls until the last step depends on which that is.
+    free = MAY_DIFFER if other.optim.schedule == "constant" else MAY_DIFFER - {"training.steps"}
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in free]
     return ", ".join(f"{key} {before.get(key)} → {now.get(key)}" for key in changed[:4])
 
 

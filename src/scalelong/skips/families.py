@@ -120,12 +120,16 @@ def concatenated_tokens(block: Any, path: str, trunk: int, total: int, reader: s
 
 
 def uvit(model: Any) -> Iterator[Fields]:
-    """U-ViT, ours and the public one: `skip` argument of an out-block, cat on the last dimension, then Linear."""
+    """U-ViT, ours and the public one: `skip` argument of an out-block, cat on the last dimension, then Linear.
+
+    Ours may have a LayerNorm before it.
+    """
     if not (is_a(model, "UViT") and hasattr(model, "in_blocks") and hasattr(model, "out_blocks")):
         return
     _, tokens, dim = model.pos_embed.shape
     for i, block in enumerate(model.out_blocks):
-        yield concatenated_tokens(block, f"out_blocks.{i}", dim, 2 * dim, "skip_linear", tokens)
+        reader = "skip_linear" if getattr(block, "skip_norm", None) is None else "skip_norm"
+        yield concatenated_tokens(block, f"out_blocks.{i}", dim, 2 * dim, reader, tokens)
 
 
 def theory_unet(model: Any) -> Iterator[Fields]:

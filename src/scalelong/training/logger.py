@@ -111,6 +111,9 @@ class RunLogger:
 class Display(Protocol):
     """What shows how a run trains: every method may be left out."""
 
+    ends: bool = False
+    """Whether the run is to be saved and to end after its validation, because what it said is enough."""
+
     def start(self, step: int, steps: int) -> None:
         """The loop is about to run from one step to another."""
 

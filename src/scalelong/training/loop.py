@@ -34,7 +34,7 @@ from .logger import Display, RunLogger
 from .loss import DiffusionLoss, NoisyBatch, build_validation, find_origin, seed_dropout
 from .parallel import Parallel, StopSignals, alone_in, check_batch_divides, explain_lost_peer, whole
 from .samples import open_evaluator, save_samples
-from .state import TrainState, build_optimizer, learning_rate
+from .state import TrainState, build_clip, build_optimizer, learning_rate
 
 MAX_ROLLBACKS = 3
 
@@ -84,14 +84,9 @@ class Trainer:
         progress = partial(self.logger.display.show_progress, "images read")
         self.inputs = open_inputs(config, rank=rank.index, world=rank.world, device=self.device, progress=progress)
         self.batches, self.conditioning = self.inputs.batches, conditioning_of(config, self.inputs.empty_text)
-        channels_last = has_channels_last(training, self.device)
+        process, channels_last = build_process(config.diffusion), has_channels_last(training, self.device)
         self.loss = DiffusionLoss(
-            build_process(config.diffusion),
-            self.conditioning,
-            config.seed,
-            training.batch_size,
-            self.batches.own,
-            channels_last,
+            process, self.conditioning, config.seed, training.batch_size, self.batches.own, channels_last
         )
         self.validation = build_validation(config, self.inputs, rank=rank, device=self.device)
         self.network = parallel.place(build_model(config), training)
@@ -99,7 +94,8 @@ class Trainer:
         optimizer = build_optimizer(self.network, config.optim, self.device)
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ema = EMA(self.network, config.optim.ema_decay, warmup=config.optim.ema_warmup)
-        self.state = TrainState(self.network, optimizer, ema, parallel.build_scaler())
+        clip = build_clip(config.optim, self.parameters)
+        self.state = TrainState(self.network, optimizer, ema, parallel.build_scaler(), clip)
         self.monitor = None
         if every := training.monitor_every:
             self.monitor = SkipMonitor(self.model, every=every, probe_every=10 * every, scaler=self.state.scaler)
@@ -140,9 +136,10 @@ class Trainer:
         config, step = self.config, self.state.step
         last = step == config.training.steps
         if step % config.training.log_every == 0 or last:
-            lr = learning_rate(config.optim, step - 1)
+            lr = learning_rate(config.optim, step - 1, config.training.steps)
             self.logger.log(step, loss=self.state.take_mean_loss(), lr=lr, grad_norm=decision.grad_norm)
-        validation_loss = self.validate() if self.is_due(config.training.validate_every) else None
+        validation_loss = self.validate() if (validated := self.is_due(config.training.validate_every)) else None
+        self.stopping |= validated and self.parallel.any_rank(self.logger.display.ends)
         # Before what takes long or may fail, so that neither costs the steps since the last checkpoint.
         saved = last or self.stopping or self.checkpoint_is_due()
         if saved:
@@ -161,7 +158,7 @@ class Trainer:
         """Forward, backward and, if loss and gradients are finite, an update; the step counts in either case."""
         config, state, parallel = self.config, self.state, self.parallel
         for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(config.optim, state.step)
+            group["lr"] = learning_rate(config.optim, state.step, config.training.steps)
         seed_dropout(config.seed, state.step, parallel.rank.index)
         batch = self.loss.sample_noise(self.batches.at(state.step + state.batch_offset))
         micro_batches = batch.split(config.training.grad_accumulation)
@@ -178,8 +175,8 @@ class Trainer:
 
         if state.scaler is not None:
             state.scaler.unscale_(state.optimizer)
-        limit = config.optim.clip_norm or math.inf
-        norm = whole(nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
+        limit, clip = config.optim.clip_norm or math.inf, state.clip or nn.utils.clip_grad_norm_
+        norm = whole(clip(self.parameters, limit, foreach=True))
 
         # The only exchange besides the gradients, and the only wait for the device: the processes decide alike.
         stop = torch.tensor(float(self.signals.requested()), device=self.device)

@@ -6,7 +6,7 @@ Batches, times, noise and the learning rate are functions of the step, so they n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ..config.sections import OptimConfig
 from ..guard.nonfinite import Spike, SpikeDetector
 from ..runs.checkpoint import Checkpoint
 from ..runs.run_dir import RunError
+from .clip import AdaptiveClip
 from .ema import EMA
 from .parallel import gather_tensors, scatter_tensors
 
@@ -40,6 +41,8 @@ class TrainState:
     ema: EMA
     scaler: Any = None
     """The gradient scaler of fp16, or None."""
+    clip: AdaptiveClip | None = None
+    """What clips each tensor's gradient by itself, with its averages."""
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
     step: int = 0
     """Steps done."""
@@ -79,6 +82,7 @@ class TrainState:
             "ema_step": self.ema.step,
             "spikes": self.spikes.state_dict(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            **({} if self.clip is None else {"clip": self.clip.state_dict()}),
         }
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -117,6 +121,8 @@ class TrainState:
         self.spikes.load_state_dict(saved["spikes"])
         if self.scaler is not None and saved["scaler"] is not None:
             self.scaler.load_state_dict(saved["scaler"])
+        if self.clip is not None and "clip" in saved:
+            self.clip.load_state_dict(saved["clip"])
         return saved
 
 
@@ -153,14 +159,24 @@ def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.devic
     )
 
 
-def learning_rate(config: OptimConfig, step: int) -> float:
-    """The rate of a step, counted from 0: a linear warm-up that reaches the full rate, then constant.
+def build_clip(config: OptimConfig, parameters: Sequence[nn.Parameter]) -> AdaptiveClip | None:
+    return None if config.adaptive_clip is None else AdaptiveClip(config.adaptive_clip, parameters)
+
+
+def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
+    """The rate of one of so many steps, counted from 0: a linear warm-up that reaches the full rate, then the schedule.
 
     >>> config = OptimConfig(lr=1.0, warmup_steps=4)
-    >>> [learning_rate(config, step) for step in range(5)]
+    >>> [learning_rate(config, step, 8) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
+    >>> config = OptimConfig(lr=1.0, warmup_steps=2, schedule="linear")
+    >>> [learning_rate(config, step, 6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
-    return config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps))
+    if step < config.warmup_steps or config.schedule == "constant":
+        return config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps))
+    left = (steps - step) / (steps - config.warmup_steps)
+    return config.lr * (left if config.schedule == "linear" else math.sin(0.5 * math.pi * left) ** 2)
 
 
 def moments_of(optimizer: Optimizer, network: nn.Module) -> dict[str, Tensor]:
