@@ -1,4 +1,4 @@
-"""The command of the campaign: `python -m faults --seed 7`, or `--replay '7/kill a run/12'` for one of its cases."""
+"""The command of the campaign: `python -m faults --seed 7`, or `--replay '7/kill run/12'` for one of its cases."""
 
 from __future__ import annotations
 

@@ -41,15 +41,15 @@ class Planned:
 
 
 PLAN = [
-    Planned("kill a run", "SIGKILL of one process, random moment or file operation", kills.kill_run, (6, 50, 170)),
+    Planned("kill run", "SIGKILL of one process, random moment or file operation", kills.kill_run, (6, 50, 170)),
     Planned("kill ranks", "SIGKILL of one or both of two processes", kills.kill_ranks, (0, 6, 20)),
     Planned("kill prepare", "SIGKILL while data is prepared", kills.kill_prepare, (2, 15, 50)),
     Planned("kill sample", "SIGKILL while images are sampled", kills.kill_sample, (2, 15, 50)),
     Planned("kill comparison", "SIGKILL of a comparison, or of one of its runs", kills.kill_comparison, (0, 3, 12)),
-    Planned("damage run", "damaged files of a run that is resumed", damage.damage_run, (16, 100, 900)),
-    Planned("damage finished", "damaged files of a run that is used", damage.damage_finished, (8, 60, 500)),
-    Planned("damage samples", "damaged samples", damage.damage_samples, (4, 20, 200)),
-    Planned("damage prepared", "damaged prepared data", damage.damage_prepared, (4, 20, 250)),
+    Planned("damage run", "damaged files of a run that is resumed", damage.damage_run, (16, 100, 500)),
+    Planned("damage finished", "damaged files of a run that is used", damage.damage_finished, (8, 60, 1000)),
+    Planned("damage samples", "damaged samples", damage.damage_samples, (4, 20, 150)),
+    Planned("damage prepared", "damaged prepared data", damage.damage_prepared, (4, 20, 200)),
     Planned("damage comparison", "damaged files of a comparison", damage.damage_comparison, (2, 20, 150)),
     Planned("recipe", "recipes that were changed at random", recipes.mutate_recipes, (60, 600, 2600), recipes.TOGETHER),
     Planned("override", "overrides of any kind", recipes.override_recipes, (20, 100, 500), recipes.TOGETHER),

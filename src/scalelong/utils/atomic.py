@@ -113,10 +113,7 @@ def human_size(count: float) -> str:
 
 
 def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file under a temporary name, sync it and give it its name: it is complete or not there.
-
-    Folders that are missing are made.
-    """
+    """Let `write` fill a file under a temporary name, sync it and give it its name: it is complete or not there."""
     # Named after the process: two that write the same file must not write into each other's.
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     files = Files()
