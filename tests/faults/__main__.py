@@ -31,7 +31,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="scalelong-faults-"))
     os.environ["SCALELONG_CACHE"] = str(folder / "cache")
     if asked.replay:
-        print(*replay(asked.replay, folder), f"in {folder}", sep="\n")
+        print(*replay(asked.replay, folder, quick=asked.size == SIZES[0]), f"in {folder}", sep="\n")
         return
     print(f"seed {asked.seed}", flush=True)
     try:

@@ -43,21 +43,21 @@ class Planned:
 PLAN = [
     Planned("kill run", "SIGKILL of one process, random moment or file operation", kills.kill_run, (6, 50, 170)),
     Planned("kill ranks", "SIGKILL of one or both of two processes", kills.kill_ranks, (0, 6, 20)),
-    Planned("kill prepare", "SIGKILL while data is prepared", kills.kill_prepare, (2, 15, 50)),
+    Planned("kill prepare", "SIGKILL while data is prepared", kills.kill_prepare, (1, 15, 50)),
     Planned("kill sample", "SIGKILL while images are sampled", kills.kill_sample, (2, 15, 50)),
     Planned("kill comparison", "SIGKILL of a comparison, or of one of its runs", kills.kill_comparison, (0, 3, 12)),
-    Planned("damage run", "damaged files of a run that is resumed", damage.damage_run, (16, 100, 500)),
+    Planned("damage run", "damaged files of a run that is resumed", damage.damage_run, (12, 100, 500)),
     Planned("damage finished", "damaged files of a run that is used", damage.damage_finished, (8, 60, 1000)),
     Planned("damage samples", "damaged samples", damage.damage_samples, (4, 20, 150)),
-    Planned("damage prepared", "damaged prepared data", damage.damage_prepared, (4, 20, 200)),
-    Planned("damage comparison", "damaged files of a comparison", damage.damage_comparison, (2, 20, 150)),
-    Planned("recipe", "recipes that were changed at random", recipes.mutate_recipes, (60, 600, 2600), recipes.TOGETHER),
+    Planned("damage prepared", "damaged prepared data", damage.damage_prepared, (2, 20, 200)),
+    Planned("damage comparison", "damaged files of a comparison", damage.damage_comparison, (0, 20, 150)),
+    Planned("recipe", "recipes that were changed at random", recipes.mutate_recipes, (40, 600, 2600), recipes.TOGETHER),
     Planned("override", "overrides of any kind", recipes.override_recipes, (20, 100, 500), recipes.TOGETHER),
     Planned("data", "hostile data: parquet, zip, tar, images", hostile.hostile_data, (4, 30, 200)),
-    Planned("model", "hostile models: checkpoints, encoders, networks", hostile.hostile_model, (4, 30, 200)),
+    Planned("model", "hostile models: checkpoints, encoders, networks", hostile.hostile_model, (3, 30, 200)),
     Planned("disk", "a full disk", interruptions.fill_disk, (2, 15, 50)),
     Planned("signal", "SIGINT and SIGTERM at file operations", interruptions.signal_anywhere, (2, 15, 50)),
-    Planned("signal work", "… in evaluation, sampling, checkpoints", interruptions.signal_at_work, (1, 10, 40)),
+    Planned("signal work", "… in evaluation, sampling, checkpoints", interruptions.signal_at_work, (0, 10, 40)),
     Planned("signal start", "… while a process starts", interruptions.signal_at_start, (0, 3, 10)),
     Planned("nan", "NaN in a batch, or in all", interruptions.poison, (1, 8, 30)),
     Planned("power", "power that goes, and unsynced writes lost", power.cut_power, (6, 60, 300)),
@@ -131,7 +131,7 @@ class Campaign:
     def start(self, planned: Planned, numbers: range, row: Row) -> None:
         names = [f"{self.seed}/{planned.name}/{number}" for number in numbers]
         place = self.folder / f"{planned.name.replace(' ', '-')}-{numbers[0]}"
-        process = fork_batch(planned, names, place, Shared(self.folder / "shared"))
+        process = fork_batch(planned, names, place, Shared(self.folder / "shared", quick=not self.size))
         self.running.append(Batch(names, row, process, place, time.monotonic() + CASE_SECONDS * len(numbers)))
 
     def collect(self) -> None:
@@ -195,13 +195,13 @@ def read_outcomes(place: Path) -> Sequence[Outcome]:
         return [Outcome("wrong", "hung, or died")]
 
 
-def replay(name: str, folder: Path) -> Sequence[Outcome]:
+def replay(name: str, folder: Path, *, quick: bool = False) -> Sequence[Outcome]:
     """Try one case once more; what it leaves stays in the folder."""
     fault = name.split("/")[1]
     planned = next(planned for planned in PLAN if planned.name == fault)
     os.chdir(folder)
     (folder / "case").mkdir()
-    return try_case(planned, name, folder / "case", Shared(folder / "shared"))
+    return try_case(planned, name, folder / "case", Shared(folder / "shared", quick=quick))
 
 
 def table(rows: Mapping[str, Row]) -> Iterator[str]:

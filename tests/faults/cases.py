@@ -89,8 +89,8 @@ VARIANTS = {
 class Shared:
     """Runs that nothing disturbed, made once for all cases."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, quick: bool = False) -> None:
+        self.folder, self.quick = folder, quick
         folder.mkdir(parents=True, exist_ok=True)
 
     def overrides(self, variant: str) -> list[str]:
@@ -197,5 +197,7 @@ def as_undisturbed(found: Path, whole: Path, *, tries: int = 1) -> Outcome:
     return Outcome("wrong" if said else "recovered", str(said or ""), tries)
 
 
-def pick(chance: random.Random, weights: dict[str, int]) -> str:
-    return chance.choices(list(weights), list(weights.values()))[0]
+def pick(case: Case, **weights: int) -> str:
+    """One of several at random; the first in a quick campaign, which makes what cases share for that one only."""
+    chosen = case.chance.choices(list(weights), list(weights.values()))[0]
+    return next(iter(weights)) if case.shared.quick else chosen

@@ -80,9 +80,12 @@ class Child:
                     os.kill(self.process, signal.SIGKILL)
             time.sleep(pause)
             pause = min(0.02, 1.5 * pause)
-        said = [Path(f"{self.said}.{name}") for name in ("out", "err")]
         assert self.code is not None
-        return End(self.code, *(file.read_text(errors="replace") for file in said))
+        return End(self.code, *(self.read(name) for name in ("out", "err")))
+
+    def read(self, name: str) -> str:
+        file = Path(f"{self.said}.{name}")  # A kill may come before it is there.
+        return file.read_text(errors="replace") if file.exists() else ""
 
 
 def become(function: Callable[[], object], said: Path) -> NoReturn:
@@ -91,8 +94,8 @@ def become(function: Callable[[], object], said: Path) -> NoReturn:
     try:
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(f"{said}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), number)
-        sys.stdout = open(1, "w", closefd=False, errors="replace")
-        sys.stderr = open(2, "w", closefd=False, errors="replace", buffering=1)
+        sys.stdout = open(1, "w", closefd=False, errors="replace")  # noqa: SIM115
+        sys.stderr = open(2, "w", closefd=False, errors="replace", buffering=1)  # noqa: SIM115
         code = exit_code(function)
         sys.stdout.flush()
     finally:

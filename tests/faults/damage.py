@@ -99,7 +99,7 @@ def judge(end: End, damaged: Sequence[Path], different: Callable[[], dict[str, s
 
 def damage_run(case: Case) -> Outcome:
     """A run that was killed, then damaged, then resumed."""
-    variant = pick(case.chance, {"plain": 3, "gates": 2, "evaluated": 1})
+    variant = pick(case, plain=3, gates=2, evaluated=1)
     run, whole = case.copy(case.shared.half(variant)), case.shared.whole(variant)
     before = (run / "config.yaml").read_bytes()
     damaged = damage(run, case.chance)
@@ -130,7 +130,8 @@ def settings(run: Path) -> dict[str, object]:
 
 def damage_finished(case: Case) -> Outcome:
     """A run that is finished, damaged, and then used."""
-    run = case.copy(case.shared.whole(case.chance.choice(("plain", "evaluated"))))
+    drawn = case.chance.choice(("plain", "evaluated"))
+    run = case.copy(case.shared.whole("plain" if case.shared.quick else drawn))
     damaged = damage(run, case.chance)
     use = case.chance.choice((["report"], ["sample", "-n", "2", "--steps", "1"], ["train", "--out"], ["export"]))
     if use == ["export"]:

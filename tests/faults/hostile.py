@@ -201,7 +201,7 @@ def hostile_model(case: Case) -> Outcome:
     """A checkpoint, an encoder or a feature network that was exchanged, checksums included, and then used."""
     canary = case.place / "canary"
     canary.touch()
-    use = pick(case.chance, {"checkpoint": 3, "encoder": 2, "inspect": 2, "features": 1})
+    use = pick(case, checkpoint=3, encoder=2, inspect=2, features=1)
     return verdict(case.call(guarded(USES[use](case), canary)))
 
 

@@ -48,7 +48,7 @@ def resumed(case: Case, variant: str) -> Outcome:
 
 def fill_disk(case: Case) -> Outcome:
     """A write that finds no room, once or from then on, or files that may not grow any more; later there is room."""
-    variant = pick(case.chance, {"plain": 3, "evaluated": 1})
+    variant = pick(case, plain=3, evaluated=1)
     train, number = training(case, variant), case.chance.randint(1, case.shared.operations(variant))
     lasting, by_size = case.chance.random() < 0.5, case.chance.random() < 0.3
     limit = case.chance.choice((2000, 20_000, 60_000))
@@ -69,7 +69,7 @@ def fill_disk(case: Case) -> Outcome:
 
 def signal_anywhere(case: Case) -> Outcome:
     """SIGINT or SIGTERM just before an operation on a file: checkpoints, grids, the log, the end."""
-    variant = pick(case.chance, {"plain": 3, "evaluated": 1})
+    variant = pick(case, plain=3, evaluated=1)
     number, kind = case.chance.randint(1, case.shared.operations(variant)), case.chance.choice(list(STOPPED))
 
     def work() -> None:

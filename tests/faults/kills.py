@@ -56,7 +56,7 @@ def then_finish(case: Case, work: Callable[[], object], check: Callable[[int], O
 
 def kill_run(case: Case) -> Outcome:
     """One process that trains, draws grids and evaluates."""
-    variant = pick(case.chance, {"plain": 3, "gates": 2, "evaluated": 1})
+    variant = pick(case, plain=3, gates=2, evaluated=1)
     out, shared = case.place / "run", case.shared
 
     def work() -> None:

@@ -47,10 +47,13 @@ def watched(before: Watch = ignore, after: Watch = ignore) -> Iterator[None]:
         return operation
 
     opened = around("open", io.open)
-    with patch.object(io, "open", opened), patch.object(builtins, "open", opened):
-        with patch.object(safetensors.torch, "save_file", around("save", safetensors.torch.save_file)):
-            with patch.multiple(os, **{name: around(name, getattr(os, name)) for name in NAMES}):
-                yield
+    with (
+        patch.object(io, "open", opened),
+        patch.object(builtins, "open", opened),
+        patch.object(safetensors.torch, "save_file", around("save", safetensors.torch.save_file)),
+        patch.multiple(os, **{name: around(name, getattr(os, name)) for name in NAMES}),
+    ):
+        yield
 
 
 def writes(file: Any, mode: str = "r", *args: Any, **options: Any) -> bool:
