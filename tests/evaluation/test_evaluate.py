@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plan(run: Path) -> Plan:
     """With a network in a file, and the statistics of the run's data."""
-    network = str(script_file(run.parent / "features.pt"))
+    network = f"torchscript:{script_file(run.parent / 'features.pt')}"
     reference = build_reference(Run(run).config().data, load_features(network), folder=run.parent / "statistics")
     return Plan(IMAGES, ("ema",), network, reference)
 

@@ -29,7 +29,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.M
     script_file(tmp_path / "net.pt")
     tiny_run(tmp_path / "one", *GUIDED)
     shutil.copytree("one", "two")
-    command = ["--images", 300, "--network", "net.pt", "--weights", "both"]
+    command = ["--images", 300, "--network", "torchscript:net.pt", "--weights", "both"]
     alone = run("evaluate", "one", *command)
     assert alone.exit_code == 0, alone.output
     # Statistics of their own are theirs to make.

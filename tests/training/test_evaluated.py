@@ -31,7 +31,12 @@ pytest.importorskip("torchmetrics")
 IMAGES = 300
 EVALUATED = (
     *("data.validation_count=1500", "training.steps=6", "sampling.sampler=ddim", "sampling.steps=2"),
-    *(f"evaluation.images={IMAGES}", "evaluation.weights=both", "evaluation.every=2", "evaluation.network=net.pt"),
+    *(
+        f"evaluation.images={IMAGES}",
+        "evaluation.weights=both",
+        "evaluation.every=2",
+        "evaluation.network=torchscript:net.pt",
+    ),
 )
 SLOW = ("training.steps=2", "evaluation.weights=ema", "training.sample_every=1")
 BOTH = [(step, weights) for step in (2, 4, 6) for weights in ("ema", "raw")]
@@ -66,7 +71,7 @@ def whole(place: Path) -> Path:
 def assert_as_evaluated_afterwards(out: Path) -> None:
     """The last entries are to the bit what the command finds for the last checkpoint, which replaces none of them."""
     before = read_evaluations(out)
-    found = evaluate_run(out, Plan(IMAGES, ("ema", "raw"), "net.pt"))
+    found = evaluate_run(out, Plan(IMAGES, ("ema", "raw"), "torchscript:net.pt"))
     assert found == before[-2:]
     assert read_evaluations(out) == before
 
@@ -102,7 +107,9 @@ def test_evaluations_are_of_guided_images_where_the_recipe_guides(tmp_path: Path
     run_evaluated(tmp_path / "run", *guided, "training.steps=2")
     assert read_evaluations(tmp_path / "run")[-1].fingerprint["sampler"] == "ddim, 2 steps, guidance 2"
     assert_as_evaluated_afterwards(tmp_path / "run")
-    plain = evaluate_run(tmp_path / "run", Plan(IMAGES, ("ema", "raw"), "net.pt", sampling={"guidance": 1.0}))
+    plain = evaluate_run(
+        tmp_path / "run", Plan(IMAGES, ("ema", "raw"), "torchscript:net.pt", sampling={"guidance": 1.0})
+    )
     assert [one.figures for one in plain] != [one.figures for one in read_evaluations(tmp_path / "run")[:2]]
 
 

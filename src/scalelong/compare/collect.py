@@ -117,7 +117,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         distance_name=name,
         oscillation={kind: read_oscillation(readings, f"/{kind}_oscillation") for kind in OSCILLATIONS},
         coefficients=last_coefficients(readings),
-        seconds=trained_seconds(times, [start["step"] for start in files.starts()]) or 0.0,
+        seconds=trained_seconds(times, [start.get("step", 0) for start in files.starts()]) or 0.0,
         seconds_per_step=run.config.training.batch_size / median(speeds) if speeds else None,
     )
 

@@ -159,11 +159,11 @@ class Run:
         if not file.exists():
             return []
         try:
-            starts = [{"step": 0, "precision": "", **start} for start in json.loads(file.read_bytes())]
-            if {(type(start["step"]), type(start["precision"])) for start in starts} - {(int, str)}:
+            starts = json.loads(file.read_bytes())
+            if {(type(start.get("step", 0)), type(start.get("precision", ""))) for start in starts} - {(int, str)}:
                 raise TypeError("a step is no number, or a precision no text")
             return starts
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             lost = "what earlier starts ran with is lost, which no step depends on"
             logger.warning("%s is damaged (%s): %s", file, " ".join(str(error).split()), lost)
             return []
@@ -180,7 +180,7 @@ def last_precision(run: Run) -> str | None:
     """The precision of the run's last start; None if it was never started."""
     starts = run.starts()
     # Older runs call fp32 "no".
-    return starts[-1]["precision"].replace("no", "fp32") or None if starts else None
+    return starts[-1].get("precision", "fp32").replace("no", "fp32") if starts else None
 
 
 def check_folder(run: Run) -> None:
