@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from scalelong.compare.grid import FILE, PlanError, check_plan, make_plan, save_
 from scalelong.config import RecipeError
 from scalelong.runs import RunError
 from scalelong.skips import METHODS
+from scalelong.utils.atomic import read_json, write_signed
 from scalelong.utils.records import flatten
 
 
@@ -139,10 +139,10 @@ def test_a_comparison_may_be_gone_on_with_and_extended(tmp_path: Path) -> None:
 
 def test_keys_that_are_newer_than_the_folder_have_their_defaults(tmp_path: Path) -> None:
     save_plan(tmp_path, tiny_plan("none", "cs"), "first")
-    content = json.loads((tmp_path / FILE).read_bytes())
+    content = read_json(tmp_path / FILE)
     for arm in content["arms"]:
         del arm["config"]["optim"]["schedule"]
-    (tmp_path / FILE).write_text(json.dumps(content))
+    write_signed(tmp_path / FILE, content)
     check_plan(tmp_path, tiny_plan("none", "cs"))
     with pytest.raises(PlanError, match="optim.schedule constant → cosine"):
         check_plan(tmp_path, tiny_plan("none", "cs", more=("optim.schedule=cosine",)))

@@ -140,3 +140,11 @@ def test_features_kept_of_a_stream_are_those_kept_of_all_at_once(monkeypatch: py
     monkeypatch.setattr("scalelong.evaluation.reference.KEPT", 30)
     features = gaussians(100, 3, 0)
     assert torch.equal(pick(iter(features.split([1, 50, 20, 29])), 100), shuffled(features)[:30])
+
+
+@pytest.mark.parametrize("fingerprint", ["", "{", "[1]", "3", "[" * 100_000])
+def test_a_fingerprint_that_is_none_is_refused_with_the_name_of_the_file(tmp_path: Path, fingerprint: str) -> None:
+    path = tmp_path / "broken.npz"
+    np.savez(path, mu=np.zeros(2), sigma=np.eye(2), fingerprint=np.array(fingerprint))
+    with pytest.raises(StatisticsError, match=r"broken\.npz does not say what it was made with"):
+        load_reference(path)

@@ -94,7 +94,7 @@ def find_config(find: Callable[[str], Path | None]) -> Config | None:
 def read_json(path: Path | None) -> Config:
     try:
         content = json.loads("{}" if path is None else path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     return content if isinstance(content, dict) else {}
 

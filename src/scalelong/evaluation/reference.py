@@ -178,7 +178,10 @@ def load_reference(path: str | Path) -> Reference:
     path = existing(path)
     arrays = read_arrays(path, {"mu", "sigma", "mu_s", "sigma_s", "fingerprint"})
     statistics, spatial = read_statistics(path, arrays, "mu", "sigma"), None
-    fingerprint: Fingerprint = json.loads(str(arrays.get("fingerprint", "{}")))
+    try:
+        fingerprint: Fingerprint = dict(json.loads(str(arrays.get("fingerprint", "{}"))))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StatisticsError(f"{path} does not say what it was made with, as its fingerprint is no JSON") from error
     if {"mu_s", "sigma_s", IMAGES} & arrays.keys():
         # ADM's evaluator runs TensorFlow's graph, which resizes by itself.
         fingerprint = {"network": INCEPTION, "resize": str(RESIZES["tf1"])}

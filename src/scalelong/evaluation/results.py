@@ -186,5 +186,5 @@ def read_evaluations(path: Path) -> list[Evaluation]:
         return [Evaluation.from_json(content) for content in json.loads(file.read_bytes())]
     except FileNotFoundError:
         raise ValueError(f"there is no {file}: scalelong evaluate writes it") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} does not hold evaluations ({error}): remove it") from error

@@ -142,7 +142,7 @@ def check_kinds(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> None:
     kinds: dict[str, Any] = {**dict.fromkeys(COUNTS, int), "loss_sum": int | float, "ema_step": int, "spikes": dict}
     kinds |= {"metrics_size": int, "scaler": dict | None, "monitor": dict | None}
     for key, kind in kinds.items():
-        if key not in saved or not isinstance(saved[key], kind) or isinstance(saved[key], bool):
+        if not isinstance(saved.get(key), kind) or isinstance(saved.get(key), bool):
             raise checkpoint.damaged(f"its state has {saved.get(key)!r} as {key}")
 
 
