@@ -210,6 +210,8 @@ def choose_display(title: str) -> Display:
 class Bar:
     """A `training.Display`: a progress bar with the latest numbers; the title and events stand above it."""
 
+    ends = False
+
     def __init__(self, title: str, console: Console | None = None) -> None:
         self.title = title
         numbers = TextColumn("{task.fields[numbers]}")
