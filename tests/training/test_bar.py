@@ -11,6 +11,7 @@ from rich.console import Console
 from run_cases import run_tiny
 
 from scalelong.cli.console import Bar
+from scalelong.training import Display
 from scalelong.training.parallel import StopSignals
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -51,3 +52,8 @@ def test_a_run_ended_by_a_second_signal_leaves_the_terminal_with_its_cursor(
         signal.raise_signal(signal.SIGINT)
     assert codes == [130] and SHOW in screen.read_text()
     bar.stop()
+
+
+def test_a_bar_has_all_that_a_display_has() -> None:
+    asked = {name for name in vars(Display) if not name.startswith("_")}
+    assert asked <= set(dir(Bar))

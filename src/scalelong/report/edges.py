@@ -80,7 +80,9 @@ def ratio_row(comparison: Comparison, sweep: Sweep, ratio: Ratio) -> Interval:
 
 def edge_cells(comparison: Comparison, sweep: Sweep) -> list[str]:
     edge = sweep.edge
-    shown = NOTHING if edge is None else f"{edge.bound or ''} {show_estimate(edge, 3)}".strip()
+    shown = NOTHING
+    if edge is not None and edge.value is not None:
+        shown = f"{edge.bound or ''} {show_estimate(edge, 3)}".strip()
     numbers = (show(sweep.safe_rate), show_estimate(sweep.best_loss), show(sweep.best_rate))
     return [name_of(comparison, sweep), show(comparison.results.steps), shown, *numbers]
 
