@@ -105,6 +105,7 @@ def test_whole_numbers_may_group_their_digits_and_floats_may_be_whole() -> None:
         ("training.steps=true", "must be a valid integer, got True"),
         ("training.steps=", "must be a valid integer, got None"),
         ("training.steps=0", "must be greater than or equal to 1, got 0"),
+        (f"training.steps={10**400}", f"must be less than or equal to {2**53}, got {10**400}"),
         ("training.compile=yes", "must be a valid boolean, got 'yes'"),
         ("training.compile=1", "must be a valid boolean, got 1"),
         ("optim.lr=fast", "must be a valid number, got 'fast'"),

@@ -219,7 +219,6 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 def save_plan(folder: Path, plan: Plan, command: str) -> str:
     """Write what is compared, if the folder is free for it; returns when the comparison was first begun."""
     created = check_plan(folder, plan).get("created") or now()
-    folder.mkdir(parents=True, exist_ok=True)
     write_signed(folder / FILE, {"created": created, "command": command, **with_nulls(describe_plan(plan))})
     return created
 

@@ -23,7 +23,7 @@ from ..config.sections import Weights
 from ..data.sources import import_extra
 from ..skips import fuse_skips
 from ..skips.pretrained import CONFIG, OWN_CLASS, from_pretrained, push, read_json, save_pretrained, to_text
-from ..utils.atomic import Files, open_to_umask, remove_left_behind, replace_text, system_errors, writing
+from ..utils.atomic import Files, open_to_umask, publish, remove_left_behind, replace_text, system_errors, writing
 from .card import UVIT_FILE, write_card
 from .model import choose_checkpoint, read_network
 from .run_dir import Run, RunError
@@ -75,7 +75,7 @@ def export_run(
     remove_left_behind(target.parent, f".tmp-*-{glob.escape(target.name)}")
     try:
         with writing(target), system_errors(target):
-            temporary.mkdir(parents=True)
+            Files().make_folder(temporary)
             if isinstance(config.model, PythonConfig):
                 save_pretrained(network, temporary)
                 keep_code(config.model, temporary)
@@ -86,7 +86,7 @@ def export_run(
             write_card(temporary / "README.md", run, config, chosen.step, weights, parameters, reason)
             for file in temporary.rglob("*.safetensors"):
                 open_to_umask(file)
-            os.rename(temporary, target)
+            publish(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Export(target, reason)

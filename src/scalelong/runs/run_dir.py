@@ -23,7 +23,7 @@ from ..config.load import check_config, load_recipe, to_yaml
 from ..config.own import keep_code, with_code_at_hand
 from ..config.schema import Config, PythonConfig
 from ..config.sections import EvaluationConfig
-from ..utils.atomic import locked, replace_text, writing
+from ..utils.atomic import Files, locked, replace_text, writing
 from ..utils.records import flatten, log_damage, parse_lines, read_lines
 from ..utils.runtime import Rank, software
 from .checkpoint import Checkpoint, CheckpointStore
@@ -74,8 +74,9 @@ class MetricsLog:
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps of the file, once all of it is on the disk."""
         if self.size:
-            with writing(self.path), self.path.open("ab") as file:
-                os.fsync(file.fileno())
+            with writing(self.path):
+                for path in (self.path, self.path.parent):
+                    Files().sync(path)
         return {"metrics_size": self.size, "metrics_lines": self.lines, "metrics_sha256": self.digest.hexdigest()}
 
     def resume(self, saved: Mapping[str, Any] | None) -> str | None:
@@ -179,7 +180,6 @@ class Run:
 
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
         """Write what the run is, before its first step or when it resumes; earlier environments are kept."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps([*self.starts(), environment], indent=1, ensure_ascii=False)
         # First what makes the folder that of a run: a kill in between leaves one that can be begun again.
         replace_text(self.config_file, to_yaml(config))

@@ -95,6 +95,16 @@ def check_compiler(device: str) -> None:
         raise ValueError(f"to compile, torch needs {compiler}, which is not there: install it, or do not compile")
 
 
+def process_exists(number: int) -> bool:
+    """Whether a process of this number runs here; Windows is not asked, where the question would end it."""
+    try:
+        return os.name == "nt" or number < 1 or os.kill(number, 0) is None
+    except ProcessLookupError:
+        return False
+    except OSError:  # It is another user's.
+        return True
+
+
 def keyed_generator(seed: int, purpose: str, number: int) -> Generator:
     """A generator whose stream is a function of the key; neighbouring keys give unrelated streams."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
