@@ -31,6 +31,7 @@ def long_skips(record: Record) -> list[Join]:
     found = [join for join in past if not is_residual_around(record, join, past, chain)]
     found = sorted([*found, *met_in_the_middle(record, found, chain[0])], key=lambda join: (join.result, -join.origin))
     refuse_second_network(record, joins, found, chain)
+    refuse_web(record, joins, found)
     return found
 
 
@@ -89,6 +90,24 @@ def refuse_second_network(record: Record, joins: list[Join], found: list[Join], 
         raise ValueError(
             f"there are two networks with long skips: one with {describe_all(record, chain)}, another with "
             f"{describe_all(record, second)}. Scale each by itself, or say which skips by sites=[SkipSite(...)]."
+        )
+
+
+def refuse_web(record: Record, joins: list[Join], found: list[Join]) -> None:
+    """Raise if levels are woven into one another: by skips through other levels, or in one join of several levels."""
+    middle = found[0].trunk
+    others = [join for join in joins if join not in found and join.channels is not None]
+    past = [
+        join for join in others if record.depends(join.trunk, on=middle) and not record.depends(join.skip, on=middle)
+    ]
+    sizes = {record.values[join.origin].shape[2:] for join in found}
+    if len(found) > 1 and len(sizes) > 1 and len({join.result for join in found}) == 1:
+        past += found
+    if past:
+        raise ValueError(
+            f"long skips of several levels are woven into one another: {describe_all(record, past)}. "
+            "They have no order from outermost to innermost. "
+            "Say which to scale by sites=[SkipSite(...)]; see docs/models.md."
         )
 
 
