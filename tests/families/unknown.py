@@ -239,7 +239,7 @@ class Lateral(nn.Module):
 
 
 class InlineAdd(nn.Module):
-    """Adds its skips between modules, so that no module is ever given one: no site can describe them."""
+    """Adds its skips between modules, so that no module is ever given one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -321,11 +321,9 @@ UNKNOWN = [
     Family("tokens", Tokens, picture, (17, 17, 17), Join(r"late\.\d")),
     Family("wrapped-skip-first", Wrapper, picture, (8, 12), Join("unet", skip_at=0)),
     Family("lateral", Lateral, picture, (8, 4), Join("")),
+    Family("inline-add", InlineAdd, picture, (8, 8), Join("", op="add")),
 ]
 """Their `widths` are those at the join: channels, or tokens for the transformer."""
-
-UNREACHABLE = [Family("inline-add", InlineAdd, picture, (8, 8), Join("", op="add"))]
-"""Long skips that enter no module, neither as an argument nor as channels of one."""
 
 NOT_UNETS = [
     Family("muse-uvit", muse, muse_inputs, requires="diffusers"),

@@ -1,7 +1,7 @@
 """Every model that the tests run on.
 
 `FAMILIES` are those that a rule knows, `UNKNOWN` those that only tracing can find, `NOT_UNETS` those without any long
-skip, `UNREACHABLE` those whose skips enter no module.
+skip.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from . import standins_lucidrains as lucidrains
 from . import standins_smp as smp
 from .family import Family, Inputs
 from .oracle import Join
-from .unknown import NOT_UNETS, UNKNOWN, UNREACHABLE
+from .unknown import NOT_UNETS, UNKNOWN
 from .zoo_diffusers import DIFFUSERS, image
 
-__all__ = ["FAMILIES", "NOT_UNETS", "UNKNOWN", "UNREACHABLE", "Family"]
+__all__ = ["FAMILIES", "NOT_UNETS", "UNKNOWN", "Family"]
 
 
 def steps() -> Tensor:

@@ -58,6 +58,7 @@ NoiseVariance = Annotated[Variance | None, typer.Option(help="Of what ddpm draws
 Clip = Annotated[bool | None, typer.Option(help="Keep estimates of the image within its range; else the recipe's.")]
 Guidance = Annotated[float | None, typer.Option(min=0, help="1 = the condition as it is; else the recipe's.")]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The first image's seed; the next has the next.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let a run bring the code of its own network.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile first, once per size of batch; faster then.")]
 
 # The base of all errors in how a command was called, of which typer exports this subclass only.

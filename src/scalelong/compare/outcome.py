@@ -195,7 +195,7 @@ def evaluate_last_step(folder: Path, config: Config) -> None:
     done = {one.weights for one in evaluations(folder, wanted) if one.step == config.training.steps}
     missing: Any = tuple(weights for weights in wanted.chosen if weights not in done)
     if wanted.every is not None and missing:
-        evaluate_run(folder, EvaluationPlan(wanted.images, missing, wanted.network))
+        evaluate_run(folder, EvaluationPlan(wanted.images, missing, wanted.network, allow_code=True))
 
 
 def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:

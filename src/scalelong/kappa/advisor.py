@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ..config import Config, build_process
+from ..config.build import known_sites
 from ..diffusion import DiffusionProcess, Prediction, Schedule, noise_predictor
 from ..diffusion.guidance import Predictor
 from ..skips import SkipSite, constant_coefficients, find_skips
@@ -44,8 +45,12 @@ class KappaBand:
     high: float
 
 
-def kappa_band(num_skips: int, low: float = 1.22, high: float = PAPER_LIMIT) -> KappaBand:
+def kappa_band(
+    num_skips: int, low: float = 1.22, high: float = PAPER_LIMIT, factors: Sequence[float] = ()
+) -> KappaBand:
     """The κ between which low ≤ Σ_j κ^{2(j−1)} ≤ high for N skips: exact, where the paper rounds to [0.5, 0.95].
+
+    `factors` are those of a network that multiplies its skips by a number of its own, such as 1/√2.
 
     >>> band = kappa_band(6, 1.22, 5)
     >>> round(band.low, 3), round(band.high, 3)
@@ -53,16 +58,17 @@ def kappa_band(num_skips: int, low: float = 1.22, high: float = PAPER_LIMIT) -> 
     """
     if num_skips < 1 or not 0 < low <= high:
         raise ValueError(f"needs num_skips ≥ 1 and 0 < low ≤ high, got {num_skips}, {low} and {high}")
-    return KappaBand(solve_kappa(num_skips, low), solve_kappa(num_skips, high))
+    return KappaBand(solve_kappa(num_skips, low, factors), solve_kappa(num_skips, high, factors))
 
 
-def solve_kappa(num_skips: int, total: float) -> float:
+def solve_kappa(num_skips: int, total: float, factors: Sequence[float] = ()) -> float:
     """The κ in [0, 1] with Σ_{j<N} κ^{2j} = total, by bisection to the last bit; the nearer end if there is none."""
-    if total <= 1 or total >= num_skips:
-        return 0.0 if total <= 1 else 1.0
+    least, most = (sum_of_squares(num_skips, end, factors) for end in (0, 1))
+    if total <= least or total >= most:
+        return 0.0 if total <= least else 1.0
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if sum_of_squares(num_skips, middle) < total else (low, middle)
+        low, high = (middle, high) if sum_of_squares(num_skips, middle, factors) < total else (low, middle)
     return middle
 
 
@@ -84,6 +90,8 @@ class KappaAdvice:
     surviving: float
     """The share of the scaling that gets past the norms which read the skips; 1 where there are none."""
     reasons: tuple[str, ...]
+    factors: tuple[float, ...] = ()
+    """What the network itself multiplies its skips by, outermost first; empty if it does not."""
 
     def summary(self) -> dict[str, Any]:
         """All but the numbers of single images, for JSON: what `scalelong kappa --json` prints."""
@@ -131,7 +139,7 @@ def suggest_kappa(
     norms = measure_inputs(images, schedule, prediction=prediction, generator=generator)
     if show_band is not None:
         low, high = targets_of(norms)
-        show_band(about_band(kappa_band(len(sites), low, high), low, high, len(sites)))
+        show_band(about_band(kappa_band(len(sites), low, high, own_factors(sites)), low, high, len(sites)))
     # Noised at times that are spread over the schedule.
     images, process = images[:GAIN_IMAGES].cpu(), DiffusionProcess(schedule, prediction)
     times = process.stratified_times(len(images), generator)
@@ -158,9 +166,10 @@ def advise_recipe(
     start = recipe_start(config)
     schedule, prediction = build_process(config.diffusion).schedule, config.diffusion.prediction
     told: dict[str, Any] = {"seconds": seconds, "show_band": show_band, "progress": progress}
+    told |= {"prediction": prediction, "predict": start.predict, "sites": known_sites(start.model, config)}
     if show_band is not None and start.stand_in:
         show_band(start.stand_in)
-    advice = suggest_kappa(start.model, start.images, schedule, prediction=prediction, predict=start.predict, **told)
+    advice = suggest_kappa(start.model, start.images, schedule, **told)
     return replace(advice, reasons=(*filter(None, [start.stand_in]), *advice.reasons))
 
 
@@ -172,14 +181,16 @@ def targets_of(norms: InputNorms) -> tuple[float, float]:
 
 def advise(model: nn.Module, sites: list[SkipSite], norms: InputNorms, gain: BlockGain) -> KappaAdvice:
     """The recommendation from what was measured."""
-    count, (low, high) = len(sites), targets_of(norms)
-    band = kappa_band(count, low, high)
+    count, (low, high), factors = len(sites), targets_of(norms), own_factors(sites)
+    band = kappa_band(count, low, high, factors)
     kappa = choose(band, gain, count)
     constants = constant_coefficients(max(site.index for site in sites), kappa).tolist()
     # The median over the skips that are scaled; 1 if no norm absorbs any.
     surviving = statistics.median(surviving_shares(model, sites, constants) or [1.0])
     where = "after-norm" if surviving < MOSTLY and all(site.readers and site.joined for site in sites) else "input"
     reasons = [about_inputs(norms, low, high), about_band(band, low, high, count), about_gain(gain, kappa, band)]
+    if factors:
+        reasons.append(about_factors(factors))
     if count > 1 and not band.low <= kappa <= band.high:
         reasons.append(
             f"κ = {kappa} lies above this band, all of which is below {LOWEST}: it says how large the output of an "
@@ -187,7 +198,13 @@ def advise(model: nn.Module, sites: list[SkipSite], norms: InputNorms, gain: Blo
         )
     if surviving < MOSTLY:
         reasons.append(about_absorption(surviving, where, kappa))
-    return KappaAdvice(kappa, where, band, count, low, high, norms, gain, surviving, tuple(reasons))
+    return KappaAdvice(kappa, where, band, count, low, high, norms, gain, surviving, tuple(reasons), factors)
+
+
+def own_factors(sites: list[SkipSite]) -> tuple[float, ...]:
+    """What the network itself multiplies its skips by, outermost first; empty if it multiplies none."""
+    factors = tuple(site.factor for site in sorted(sites, key=lambda site: site.index))
+    return () if all(factor == 1 for factor in factors) else factors
 
 
 def choose(band: KappaBand, gain: BlockGain, num_skips: int) -> float:
@@ -223,6 +240,13 @@ def about_band(band: KappaBand, low: float, high: float, num_skips: int) -> str:
         return text
     text += " Σκ_j² is never below 1, so the targets set no lower end; without its skips a network learns less, and "
     return text + f"the paper considers no κ below {LOWEST}."
+
+
+def about_factors(factors: tuple[float, ...]) -> str:
+    times, own = sum(factor != 1 for factor in factors), sum_of_squares(len(factors), 1, factors)
+    return (
+        f"The network multiplies {times} of its skips by a number itself: Σκ_j² counts that, and is {own:.3g} at κ = 1."
+    )
 
 
 def about_gain(gain: BlockGain, kappa: float, band: KappaBand) -> str:
@@ -275,11 +299,13 @@ def draw_ratios(axes: Any, advice: KappaAdvice) -> None:
 def draw_sums(axes: Any, advice: KappaAdvice) -> None:
     """Σκ_j² over κ, with the band where it lies between the targets."""
     grid = [i / 200 for i in range(201)]
-    axes.plot(grid, [sum_of_squares(advice.num_skips, kappa) for kappa in grid], color=GREY, linewidth=2)
+    axes.plot(
+        grid, [sum_of_squares(advice.num_skips, kappa, advice.factors) for kappa in grid], color=GREY, linewidth=2
+    )
     axes.axvspan(advice.band.low, advice.band.high, color=GREEN, alpha=0.15, linewidth=0)
     for target, colour in ((advice.low, BLUE), (advice.high, ORANGE)):
         axes.axhline(target, color=colour, linewidth=1.5)
-    total = sum_of_squares(advice.num_skips, advice.kappa)
+    total = sum_of_squares(advice.num_skips, advice.kappa, advice.factors)
     axes.plot([advice.kappa], [total], "o", color=GREEN, markersize=8)
     axes.annotate(f"κ = {advice.kappa}", (advice.kappa, total), xytext=(-8, 6), textcoords="offset points", ha="right")
     band = f"{advice.band.low:.3f} to {advice.band.high:.3f}"

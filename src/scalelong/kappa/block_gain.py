@@ -19,9 +19,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..skips import Argument, SkipSite
+from ..skips import Channels, Inline, SkipSite
+from ..skips.hooks import hooks_detached
+from ..skips.inline import Interceptor, register
 from ..skips.record import unchanged
-from ..skips.site import Arguments, Keywords, argument_of, hooks_detached
+from ..skips.site import Arguments, Keywords, argument_of
 
 Call = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
@@ -150,6 +152,10 @@ class Paths:
         with torch.enable_grad(), ExitStack() as hooks:
             for site in sites:
                 consumer = model.get_submodule(site.consumer)
+                if isinstance(site.entry, Inline):
+                    for handle in register(consumer, Interceptor(site.entry, partial(self._entering, site))):
+                        hooks.enter_context(handle)
+                    continue
                 hooks.enter_context(consumer.register_forward_pre_hook(partial(self._cut, site), with_kwargs=True))
             self.output = call(self.x)
             # Jᵀw is linear in w, so that its derivative in a direction v, by a second backward pass, is J·v.
@@ -175,6 +181,7 @@ class Paths:
 
     def _cut(self, site: SkipSite, module: nn.Module, args: Arguments, kwargs: Keywords) -> Any:
         """Forward pre-hook: replaces the skip that the consumer is called with."""
+        assert not isinstance(site.entry, Inline), "it is cut at the join"
         argument = argument_of(module, site.entry)
         changed = argument.changed(args, kwargs, partial(self._replaced, site))
         assert changed is not None, f"{site.consumer} was called without {argument}"
@@ -182,7 +189,7 @@ class Paths:
 
     def _replaced(self, site: SkipSite, value: Tensor) -> Tensor:
         entry = site.entry
-        if isinstance(entry, Argument):
+        if not isinstance(entry, Channels):
             return self._entering(site, value)
         trunk, skip, rest = torch.tensor_split(value, (entry.start, entry.stop), dim=entry.dim)
         return torch.cat([trunk, self._entering(site, skip), rest], dim=entry.dim)

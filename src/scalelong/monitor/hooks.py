@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..skips import Argument, Channels, SkipSite
+from ..skips import Argument, Channels, Inline, SkipSite
 from ..skips.apply import scaled_networks
+from ..skips.hooks import NAME
+from ..skips.inline import Interceptor, register
 from ..skips.record import unchanged
-from ..skips.site import NAME, as_argument, forward_parameters
+from ..skips.site import as_argument, forward_parameters
 from ..utils.runtime import Hook, blocks_of, tensors_in
 from .readings import Processes, Sums
 
@@ -71,13 +73,23 @@ class SkipHooks:
         for site in self.sites:
             consumer = self.network.get_submodule(site.consumer)
             # Registered after the hook that scales the skip, and so called after it.
+            if isinstance(site.entry, Inline):
+                read = Interceptor(site.entry, partial(self._read_argument, site, None))
+                for handle in register(consumer, Hook(read)):
+                    enter(handle)
+                self._attach_reader(site)
+                continue
             hook = Hook(partial(self._read_skip, site, forward_parameters(consumer)[0]))
             enter(consumer.register_forward_pre_hook(hook, with_kwargs=True))
-            if site.readers and site.joined is not None:
-                reader = self.network.get_submodule(site.readers[0])
-                enter(reader.register_forward_pre_hook(Hook(partial(self._read_joined, site, site.joined))))
+            self._attach_reader(site)
         self.handles.callback(register_optimizer_step_pre_hook(self._before_update).remove)
         self.handles.callback(register_optimizer_step_post_hook(self._after_update).remove)
+
+    def _attach_reader(self, site: SkipSite) -> None:
+        if site.readers and site.joined is not None:
+            reader = self.network.get_submodule(site.readers[0])
+            hook = Hook(partial(self._read_joined, site, site.joined))
+            self.handles.enter_context(reader.register_forward_pre_hook(hook))
 
     def detach(self) -> None:
         self.handles.close()
@@ -111,6 +123,7 @@ class SkipHooks:
         if isinstance(entry, Argument):
             is_all = not site.readers and entry.item in (None, -1)
             return entry.changed(args, kwargs, partial(self._read_argument, site, trunk if is_all else None))
+        assert isinstance(entry, Channels), "a skip that is joined inline is read there"
         self.sums.add_features(f"skip{site.index}/feature", energies(entry.of(trunk)))
         self._add_share(site, entry.of(trunk), trunk)
         if trunk.requires_grad:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from ..skips import SkipSite
 from ..skips.apply import choose_sites, compiled_elsewhere, scaled_networks
-from ..skips.families import refuse_other_objects
-from ..skips.site import attached_hooks
+from ..skips.find import refuse_other_objects
+from ..skips.hooks import attached_hooks
 from ..skips.trace import ExampleInputs
 from .hooks import SkipHooks, output_change
 from .oscillation import Diagnosis, Finder

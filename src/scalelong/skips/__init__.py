@@ -2,16 +2,17 @@
 
 from .apply import fuse_skips, scale_skips, unscale_skips
 from .block_outputs import scale_blocks, unscale_blocks
-from .families import find_skips
+from .find import find_skips
 from .methods import METHODS, SkipScaling, constant_coefficients
 from .readers import AbsorbedScalingWarning, surviving_share
-from .site import Argument, Channels, SkipSite
+from .site import Argument, Channels, Inline, SkipSite
 
 __all__ = [
     "METHODS",
     "AbsorbedScalingWarning",
     "Argument",
     "Channels",
+    "Inline",
     "SkipScaling",
     "SkipSite",
     "constant_coefficients",

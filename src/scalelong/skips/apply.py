@@ -15,22 +15,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from .families import locate_skips, refuse_other_objects
+from .find import locate_skips, refuse_other_objects
+from .hooks import NAME, NormOutputHook, adopt_hooks, attached_hooks, detach_hooks, in_data_parallel, plan_hooks
 from .methods import METHODS, SkipScaling, innermost
 from .readers import Slice, foldable_slices, warn_if_absorbed
-from .site import (
-    NAME,
-    Argument,
-    Channels,
-    NormOutputHook,
-    SkipSite,
-    as_argument,
-    attached_hooks,
-    detach_hooks,
-    in_data_parallel,
-    is_norm,
-    plan_hooks,
-)
+from .site import Argument, Channels, SkipSite, as_argument, is_norm
 from .trace import ExampleInputs
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -304,6 +293,8 @@ def refuse_taken_name(network: nn.Module) -> None:
 def refuse_foreign(model: nn.Module) -> None:
     """Raise if the skips are scaled through a module that holds this one, whose scaling is not ours to remove."""
     own = [network for network, _ in scaled_networks(model)]
+    for network in own:
+        adopt_hooks(network)
     if any(hook.network not in own for _, hook in attached_hooks(model)):
         raise ValueError(
             f"the skips of {type(model).__name__} are already scaled through another module, which holds it. "

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .apply import refuse_wrapped
+from .hooks import NetworkHook, detach_hooks
 from .methods import KeptBuffers
-from .site import NetworkHook, detach_hooks
 
 Model = TypeVar("Model", bound=nn.Module)
 NAME = "block_scaling"

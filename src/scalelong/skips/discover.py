@@ -1,16 +1,17 @@
-"""Tell the long skips among all joins of a recorded forward pass: those that are nested around the bottleneck."""
+"""The joins of a recorded forward pass: where a value meets a later one that was made from the same origin."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from math import inf, prod
 from operator import and_
 
-from .record import Call, Record
+from .record import Call, Part, Record
 from .site import Channels
+
+PLAIN = ("clone", "_to_copy", "mul", "div", "slice", "alias")
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,10 @@ class Join:
     result: int
     channels: Channels | None
     scope: Call
-
-
-Chain = tuple[Join, ...]
-"""Joins that enclose each other, innermost first."""
-
-
-def long_skips(record: Record) -> Chain:
-    """The joins that are long skips, innermost first: concatenations if there are any, else sums; else empty."""
-    joins = list(all_joins(record))
-    concatenations = drop_reused(record, [join for join in joins if join.channels is not None])
-    # x + net(x) corrects the input; it leads past the first encoder block, too.
-    sums = [join for join in joins if join.channels is None and join.origin != main_input(record)]
-    return best_chain(record, concatenations, at_least=1) or best_chain(record, sums, at_least=2)
+    part: int
+    """Which of the joined tensors the skip is, from 0."""
+    source: int
+    """The tensor that was kept for the join: the skip before it was only copied, cropped or multiplied by a number."""
 
 
 def all_joins(record: Record) -> Iterator[Join]:
@@ -52,9 +44,34 @@ def all_joins(record: Record) -> Iterator[Join]:
         for part in value.parts:
             origin = latest_common(record, part.value, trunk)
             if part.value != trunk and origin is not None:
-                first = next(record.way_between(origin, trunk))
-                scope = next(outer for outer in record.call_of(result).outward() if outer.start <= first)
-                yield Join(origin, part.value, trunk, result, part.channels, scope)
+                yield make_join(record, part, origin, trunk, result)
+
+
+def make_join(record: Record, part: Part, origin: int, trunk: int, result: int) -> Join:
+    first = next(record.way_between(origin, trunk), origin)
+    scope = next(outer for outer in record.call_of(result).outward() if outer.start <= first)
+    return Join(
+        origin, part.value, trunk, result, part.channels, scope, part.number, source_of(record, part.value, origin)
+    )
+
+
+def joined_with_itself(record: Record, like: Join) -> Iterator[Join]:
+    """Concatenations of one value with itself, as the skip of a network without a middle, made as another join is."""
+    parts, kind = len(record.values[like.result].parts), type(record.call_of(like.result).module)
+    for result, value in enumerate(record.values):
+        alone = len({part.value for part in value.parts}) == 1 and len(value.parts) == parts > 1
+        if alone and type(record.call_of(result).module) is kind:
+            part = next(part for part in value.parts if part.number == like.part)
+            yield make_join(record, part, part.value, part.value, result)
+
+
+def source_of(record: Record, number: int, origin: int) -> int:
+    """The value that this one is a plain copy of, cropped or multiplied by a number; not before the origin."""
+    value = record.values[number]
+    while number != origin and len(value.inputs) == 1 and value.operation in PLAIN:
+        number = value.inputs[0]
+        value = record.values[number]
+    return number
 
 
 def trunk_likeness(record: Record, part: int, shared: int) -> tuple[float, int]:
@@ -85,68 +102,3 @@ def main_input(record: Record) -> int:
         return len(shape) == len(record.output), len(shape), equal
 
     return max((n for n, value in enumerate(record.values) if value.operation == "input"), key=likeness)
-
-
-def drop_reused(record: Record, joins: list[Join]) -> list[Join]:
-    """Without origins that are joined again and again, as in a DenseNet; repeating the same block is no new join."""
-    places: dict[tuple[Call, int], dict[int, Call]] = defaultdict(dict)
-    for join in joins:
-        places[join.scope, join.origin][join.result] = record.call_of(join.result)
-
-    def joined_once(join: Join) -> bool:
-        calls = places[join.scope, join.origin].values()
-        return len({call.module for call in calls}) == 1 and len(set(calls)) == len(calls)
-
-    return [join for join in joins if joined_once(join)]
-
-
-def best_chain(record: Record, joins: list[Join], at_least: int) -> Chain:
-    """The chain of the outermost module that has one of two or more joins; else one that stands alone."""
-
-    def rank(chain: Chain) -> tuple[bool, int, int, int]:
-        depth = len(list(chain[-1].scope.outward()))
-        return len(chain) > 1, -depth, *size(chain)
-
-    # For each join the longest chain that it encloses, itself included.
-    chains: list[Chain] = []
-    for outer in sorted(joins, key=lambda join: (join.result, -join.origin)):
-        inner = (chain for chain in chains if encloses(record, outer, chain[-1]))
-        chains.append((*max(inner, key=size, default=()), outer))
-    long = (chain for chain in chains if len(chain) >= at_least and spans_the_model(record, chain))
-    return max(long, key=rank, default=())
-
-
-def size(chain: Chain) -> tuple[int, int]:
-    return len(chain), sum(join.result - join.origin for join in chain)
-
-
-def encloses(record: Record, outer: Join, inner: Join) -> bool:
-    """Whether the inner skip starts after the outer one on the same trunk, and is joined before it."""
-    if outer.origin == inner.origin or not record.depends(inner.origin, on=outer.origin):
-        return False
-    if outer.result != inner.result and not record.depends(outer.trunk, on=inner.result):
-        return False
-    # The join of a block inside the outer skip's trunk, such as a residual sum, is over when that block returns.
-    if inner.scope.start <= outer.result < inner.scope.end:
-        return True
-    recursive = outer.channels is not None and type(outer.scope.module) is type(inner.scope.module)
-    return recursive and outer.scope.start <= inner.scope.start
-
-
-def spans_the_model(record: Record, chain: Chain) -> bool:
-    """Whether the outermost skip goes past most of the modules, or at least past a part of lower resolution."""
-    outermost = chain[-1]
-    leaves = [call for call in record.calls if not any(call.module.children())]
-    passed = sum(outermost.origin < call.start <= outermost.result for call in leaves)
-    if 2 * passed > len(leaves):
-        return True
-    return (len(chain) > 1 or 4 * passed > len(leaves)) and dips(record, outermost)
-
-
-def dips(record: Record, join: Join) -> bool:
-    """Whether the trunk had fewer positions on its way than it has at the join."""
-    shape = record.values[join.result].shape
-    last = join.channels is not None and join.channels.dim == -1
-    place = slice(1, -1) if last else slice(2, None)
-    way = (record.values[n].shape for n in record.way_between(join.origin, join.trunk))
-    return any(len(seen) == len(shape) and prod(seen[place]) < prod(shape[place]) for seen in way)

@@ -1,4 +1,4 @@
-"""Find the long skips of a model: by its family, one function for each known one, or else by tracing.
+"""The known families of models: one function for each says where its long skips are.
 
 A family's function yields the fields of each `SkipSite` without its index, in the order in which the forward pass joins
 the skips (innermost first), and nothing for a model of another family. It never imports the family's library. See
@@ -7,83 +7,15 @@ CONTRIBUTING.md to add one.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
-from .site import Argument, Channels, SkipSite, forward_parameters, hooks_detached, is_norm, number_from_innermost
-from .trace import ExampleInputs, trace_skips
-
-logger = logging.getLogger(__name__)
+from .site import Argument, Channels, forward_parameters, is_norm
 
 Fields = dict[str, Any]
 Rule = Callable[[Any], Iterator[Fields]]
-
-
-def find_skips(model: nn.Module, example_inputs: ExampleInputs | None = None) -> list[SkipSite]:
-    """The model's long skip connections, outermost first.
-
-    A known family is recognised by class name and structure, also inside a wrapper (a Lightning module, a peft model,
-    a diffusion process that holds the network). For any other model pass `example_inputs` (a tensor, a tuple of
-    positional or a dict of keyword arguments) and one forward pass is traced.
-
-    >>> from scalelong.models import UViT
-    >>> [site.consumer for site in find_skips(UViT(img_size=8, embed_dim=32, depth=4, num_heads=2))]
-    ['out_blocks.1', 'out_blocks.0']
-    """
-    path, sites = locate_skips(model, example_inputs)
-    return [site.below(path) for site in sites]
-
-
-def locate_skips(model: nn.Module, example_inputs: ExampleInputs | None) -> tuple[str, list[SkipSite]]:
-    """The path of the network that has the skips, and its skips, outermost first."""
-    refuse_other_objects(model)
-    known = list(outermost_known(model))
-    if len(known) > 1:
-        names = ", ".join(repr(path) for path, _ in known)
-        raise ValueError(
-            f"{type(model).__name__} holds {len(known)} models with long skips ({names}). "
-            "Scale the one you train, e.g. scale_skips(model.get_submodule(...), ...)."
-        )
-    if known:
-        path, fields = known[0]
-        return path, number_from_innermost(fields)
-    if example_inputs is not None:
-        with hooks_detached(model):
-            traced = trace_skips(model, example_inputs)
-        if traced:
-            return "", traced
-    raise ValueError(
-        f"no long skip connections found in {type(model).__name__}. Known families: {'; '.join(FAMILIES)}. "
-        "Pass example_inputs= to let them be traced, or sites=[SkipSite(...)]; see docs/models.md."
-    )
-
-
-def outermost_known(model: nn.Module, path: str = "") -> Iterator[tuple[str, list[Fields]]]:
-    """Paths and skips of the known models at or below `model`, not looking inside one that was found."""
-    for rule in FAMILIES.values():
-        if fields := apply_rule(rule, model):
-            yield path, fields
-            return
-    for name, child in model.named_children():
-        yield from outermost_known(child, f"{path}.{name}" if path else name)
-
-
-def apply_rule(rule: Rule, model: nn.Module) -> list[Fields]:
-    """The rule's sites; none for another family, nor for a namesake that is built differently."""
-    try:
-        return list(rule(model))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        logger.warning("%s looks like the family %s but is built differently: %s", type(model), rule.__name__, error)
-        return []
-
-
-def refuse_other_objects(model: Any) -> None:
-    if not isinstance(model, nn.Module):
-        name = type(model).__name__
-        raise ValueError(f"{name} is not a torch module; of a pipeline pass its network, e.g. pipe.unet")
 
 
 def is_a(model: nn.Module, *class_names: str) -> bool:
@@ -127,9 +59,12 @@ def uvit(model: Any) -> Iterator[Fields]:
     if not (is_a(model, "UViT") and hasattr(model, "in_blocks") and hasattr(model, "out_blocks")):
         return
     _, tokens, dim = model.pos_embed.shape
+    # UniDiffuser's second version has one token more, with a position of its own.
+    tokens += getattr(model, "pos_embed_token", model.pos_embed[:, :0]).shape[1]
     for i, block in enumerate(model.out_blocks):
-        reader = "skip_linear" if getattr(block, "skip_norm", None) is None else "skip_norm"
-        yield concatenated_tokens(block, f"out_blocks.{i}", dim, 2 * dim, reader, tokens)
+        if block.skip_linear is not None:
+            reader = "skip_linear" if getattr(block, "skip_norm", None) is None else "skip_norm"
+            yield concatenated_tokens(block, f"out_blocks.{i}", dim, 2 * dim, reader, tokens)
 
 
 def theory_unet(model: Any) -> Iterator[Fields]:
@@ -210,7 +145,9 @@ def hunyuan_dit(model: Any) -> Iterator[Fields]:
     for i, block in enumerate(model.blocks):
         if block.skip_linear is not None:
             mix = base(block.skip_linear)
-            yield concatenated_tokens(block, f"blocks.{i}", mix.out_features, mix.in_features, "skip_norm", tokens)
+            yield concatenated_tokens(block, f"blocks.{i}", mix.out_features, mix.in_features, "skip_norm", tokens) | {
+                "varies": True
+            }
 
 
 def kandinsky3(model: Any) -> Iterator[Fields]:
@@ -249,8 +186,13 @@ def adm(model: Any) -> Iterator[Fields]:
         return
     trunk = model.middle_block[-1].out_channels
     for i, block in enumerate(model.output_blocks):
-        readers = tuple(f"0.{reader}" for reader in resnet_readers(block[0]))
-        yield concatenated(block, f"output_blocks.{i}", trunk, block[0].channels, readers, absorbed=True)
+        readers, path = resnet_readers(block[0]), f"output_blocks.{i}"
+        # ComfyUI calls the layers of a block one by one and never the block, whose forward names no arguments.
+        if forward_parameters(block)[0] == "args":
+            yield concatenated(block[0], f"{path}.0", trunk, block[0].channels, readers, absorbed=True)
+        else:
+            readers = tuple(f"0.{reader}" for reader in readers)
+            yield concatenated(block, path, trunk, block[0].channels, readers, absorbed=True)
         trunk = [layer.out_channels for layer in block if hasattr(layer, "in_layers")][-1]
 
 

@@ -63,8 +63,9 @@ class SkipScaling(KeptBuffers, ABC):
     def coefficient(self, index: int, skip: Tensor) -> Tensor | float:
         """The factor of skip `index` (1 = outermost), a number or a shape that broadcasts over `skip` (B, C, …)."""
 
-    def forward(self, index: int, skip: Tensor) -> Tensor | float:
-        return self.coefficient(index, skip)
+    def forward(self, index: Any, skip: Tensor | None = None) -> Tensor | float:
+        # An nn.Sequential also calls, with its features alone, what is held beside its layers.
+        return index if skip is None else self.coefficient(index, skip)
 
     def constants(self) -> Tensor | None:
         """Coefficients that do not depend on the input, shape (num_skips,), or None if they do."""
@@ -190,25 +191,33 @@ class LS(SkipScaling):
     """Learned scaling (Eq. 9): a tiny network reads the pooled skip and gives its coefficients in (0, 1).
 
     The gate weighs dimension 1 of the skip, as in the paper: channels of a conv UNet, tokens of a U-ViT.
-    `gate="channels"` weighs the token width instead and so works at any resolution. One gate serves all skips of
-    the same width.
+    `gate="channels"` weighs the token width instead and so works at any resolution; it is the default where nothing in
+    the network fixes the number of tokens. One gate serves all skips of the same width.
     """
 
     def __init__(
-        self, sites: Sites, ratio: int = 16, activation: str = "relu", init: float | None = None, gate: str = "width"
+        self,
+        sites: Sites,
+        ratio: int = 16,
+        activation: str = "relu",
+        init: float | None = None,
+        gate: str | None = None,
     ) -> None:
         require(isinstance(ratio, int) and ratio >= 1, f"ratio must be a positive integer, got {ratio}")
         require(activation in ACTIVATIONS, f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-        require(gate in ("width", "channels"), f"gate must be 'width' or 'channels', got {gate!r}")
+        require(gate in (None, "width", "channels"), f"gate must be 'width' or 'channels', got {gate!r}")
         init = None if init is None else as_number(init, "init")
         require(init is None or 0 < init < 1, f"init must lie strictly between 0 and 1, got {init}")
         super().__init__(sites)
-        self.ratio, self.activation, self.init, self.gate = ratio, activation, init, gate
+        self.ratio, self.activation, self.init = ratio, activation, init
+        self.gate = gate or ("channels" if any(site.varies for site in sites) else "width")
         self.dims: dict[int, int] = {}
         self.gate_names: dict[int, str] = {}
         self.gates = nn.ModuleDict()
         for site in sites:
-            self.dims[site.index], width = (1, site.width) if gate == "width" else (site.channel_dim, site.channels)
+            self.dims[site.index], width = (
+                (1, site.width) if self.gate == "width" else (site.channel_dim, site.channels)
+            )
             self.gate_names[site.index] = name = self.gate_name(site, width)
             if name not in self.gates:
                 self.gates[name] = self.make_gate(width)
@@ -243,7 +252,7 @@ class LSIndividual(LS):
 class IE(LS):
     """Instance enhancement (Table 2): a per-channel scale and shift of the pooled value, then a sigmoid."""
 
-    def __init__(self, sites: Sites, init: float | None = None, gate: str = "width") -> None:
+    def __init__(self, sites: Sites, init: float | None = None, gate: str | None = None) -> None:
         super().__init__(sites, init=init, gate=gate)
 
     def make_gate(self, width: int) -> Gate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,12 +13,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..utils.runtime import tensors_in
-from .site import Channels
+from .inline import KINDS, Joined, Key
+from .site import Channels, Keywords
 
+SUMS = ("add", "add_", "sub", "sub_", "lerp", "lerp_")
 GATES = ("sigmoid", "sigmoid_", "hardsigmoid", "hardsigmoid_")
 
 
@@ -34,6 +38,7 @@ class Part(NamedTuple):
 
     value: int
     channels: Channels | None
+    number: int
 
 
 Parts = tuple[Part, ...]
@@ -49,6 +54,8 @@ class Call:
     start: int
     given: list[Given]
     end: int = -1
+    joins: Counter[Key] = field(default_factory=Counter)
+    """How many joins of each kind its own code made."""
 
     def outward(self) -> Iterator[Call]:
         """This call, the one it was made in, and so on to the model's own."""
@@ -59,6 +66,15 @@ class Call:
 
     def received(self, values: set[int]) -> bool:
         return any(given.value in values for given in self.given)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of its kind a join is among those that one call's own code makes, and the values that it joins."""
+
+    key: Key
+    number: int
+    parts: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -73,6 +89,10 @@ class Value:
     parts: Parts = ()
     order: Dims = ()
     """The input's dimensions in the order of the output's, of an operation that only reorders them."""
+    factor: float | None = None
+    """The number that the operation multiplies its input by, if that is all it does."""
+    place: Place | None = None
+    """Of a join, as the code that makes it sees it; None for other operations, and inside of scripted functions."""
 
 
 @dataclass
@@ -82,6 +102,8 @@ class Record:
     model: nn.Module
     values: list[Value] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    results: set[int] = field(default_factory=set)
+    """The values that the model returned."""
     output: tuple[int, ...] = ()
     """Shape of what the model returned; of several tensors, of the one with the most dimensions."""
 
@@ -93,8 +115,16 @@ class Record:
         """Whether `value` was computed from `on`, or is it."""
         return bool(self.lineage(value) >> on & 1)
 
+    def is_used(self, value: int) -> bool:
+        """Whether what the model returned carries the value on."""
+        return not self.results or any(self.depends(result, on=value) for result in self.results)
+
     def paths(self) -> dict[nn.Module, str]:
         return {module: path for path, module in self.model.named_modules()}
+
+    def describe(self, module: nn.Module) -> str:
+        path = self.paths()[module]
+        return f"{path!r} ({type(module).__name__})" if path else f"the forward of {type(module).__name__}"
 
     def call_of(self, value: int) -> Call:
         call = self.values[value].call
@@ -117,6 +147,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.record = record
         self.call: Call | None = None
+        self.place: Place | None = None
         # Weak, so that tracing needs no more memory than a forward pass.
         self.numbers = WeakTensorKeyDictionary()
 
@@ -124,27 +155,33 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = [self.numbers[tensor] for tensor in tensors_in((args, kwargs)) if tensor in self.numbers]
         operation = func.overloadpacket.__name__
-        parts, order = self.parts_of(operation, args, kwargs), order_of(operation, args)
+        kept = self.parts_kept(*args) if operation == "slice" else ()
+        about: Keywords = {"order": order_of(operation, args), "factor": factor_of(operation, args), "kept": kept}
+        parts = self.parts_of(operation, args, kwargs)
         output = func(*args, **kwargs)
         # What depends on no input of the model (positions, masks …) is a constant and gets no number.
         if inputs:
             for tensor in tensors_in(output):
-                self.number(tensor, operation, inputs, parts, order)
+                self.number(tensor, operation, inputs, parts, **about)
         return output
 
     def number(
-        self, tensor: Tensor, operation: str, inputs: Sequence[int] = (), parts: Parts = (), order: Dims = ()
+        self, tensor: Tensor, operation: str, inputs: Sequence[int] = (), parts: Parts = (), **about: Any
     ) -> None:
         values = self.record.values
-        ancestors = reduce(or_, map(self.record.lineage, self.carried(operation, inputs)), 0)
-        values.append(Value(operation, tuple(inputs), ancestors, tensor.shape, self.call, parts, order))
+        carried = self.carried(operation, inputs, about.pop("kept", ()))
+        ancestors = reduce(or_, map(self.record.lineage, carried), 0)
+        place = self.place if parts else None
+        values.append(Value(operation, tuple(inputs), ancestors, tensor.shape, self.call, parts, place=place, **about))
         self.numbers[tensor] = len(values) - 1
         # Writing into a slice changes the tensor that was sliced, too.
         if operation.endswith("_") and tensor._base is not None:
             self.numbers[tensor._base] = len(values) - 1
 
-    def carried(self, operation: str, inputs: Sequence[int]) -> Sequence[int]:
-        """The inputs whose features the output carries on: an attention gate only weighs them."""
+    def carried(self, operation: str, inputs: Sequence[int], kept: Sequence[int] = ()) -> Sequence[int]:
+        """The values whose features the output carries on: an attention gate only weighs them."""
+        if kept:
+            return kept
         if operation not in ("mul", "mul_"):
             return inputs
         return [value for value in inputs if self.record.values[value].operation not in GATES] or inputs
@@ -154,9 +191,9 @@ class Recorder(TorchDispatchMode):
         if operation == "cat":
             return tuple(self.concatenated(args[0], kwargs.get("dim", args[1] if len(args) > 1 else 0)))
         terms = [arg for arg in args[:2] if isinstance(arg, Tensor)]
-        if operation not in ("add", "add_") or len(terms) < 2 or terms[0].shape != terms[1].shape:
+        if operation not in SUMS or len(terms) < 2 or terms[0].shape != terms[1].shape:
             return ()
-        return tuple(Part(self.numbers[term], None) for term in terms if term in self.numbers)
+        return tuple(Part(self.numbers[term], None, i) for i, term in enumerate(terms) if term in self.numbers)
 
     def concatenated(self, tensors: Sequence[Tensor], dim: int) -> Iterator[Part]:
         ndim = max(tensor.ndim for tensor in tensors)
@@ -165,11 +202,20 @@ class Recorder(TorchDispatchMode):
         if dim != 1 and (dim != ndim - 1 or ndim < 3):
             return
         start = 0
-        for tensor in tensors:
+        for index, tensor in enumerate(tensors):
             width = tensor.shape[dim] if tensor.ndim == ndim else 0
             if width and tensor in self.numbers:
-                yield Part(self.numbers[tensor], Channels(start, start + width, dim=1 if dim == 1 else -1))
+                yield Part(self.numbers[tensor], Channels(start, start + width, dim=1 if dim == 1 else -1), index)
             start += width
+
+    def parts_kept(
+        self, joined: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, *step: int
+    ) -> Dims:
+        """The joined values that a slice of a concatenation keeps; empty for a slice of anything else."""
+        parts = self.record.values[self.numbers[joined]].parts if joined in self.numbers else ()
+        first, last, _ = slice(start, end, *step).indices(joined.shape[dim])
+        along = [part for part in parts if part.channels and (part.channels.dim - dim) % joined.ndim == 0]
+        return tuple(part.value for part in along if part.channels.start < last and first < part.channels.stop)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of every module."""
@@ -194,6 +240,28 @@ class Recorder(TorchDispatchMode):
                 return
 
 
+class JoinCounter(TorchFunctionMode):
+    """Tells the recorder which join of its call's own code is at work, as `inline.JoinMode` will count them."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recorder, kind = self.recorder, KINDS.get(func)
+        joined = None if kind is None else Joined(kind, args, kwargs)
+        if joined is None or joined.key is None or recorder.call is None:
+            return func(*args, **kwargs)
+        recorder.call.joins[joined.key] += 1
+        parts = tuple(recorder.numbers.get(part) for part in joined.parts)
+        recorder.place = Place(joined.key, recorder.call.joins[joined.key], parts)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            recorder.place = None
+
+
 def order_of(operation: str, args: tuple[Any, ...]) -> Dims:
     """How a permute or a transpose reorders the dimensions; empty for all else."""
     if operation not in ("permute", "transpose"):
@@ -203,6 +271,14 @@ def order_of(operation: str, args: tuple[Any, ...]) -> Dims:
         return tuple(order[dim] for dim in args[1])
     order[args[1]], order[args[2]] = order[args[2]], order[args[1]]
     return tuple(order)
+
+
+def factor_of(operation: str, args: tuple[Any, ...]) -> float | None:
+    """The number that a product or quotient multiplies a tensor by; None for all else."""
+    numbers = [arg for arg in args[:2] if isinstance(arg, (int, float))]
+    if operation not in ("mul", "mul_", "div", "div_") or len(numbers) != 1 or isinstance(args[0], (int, float)):
+        return None
+    return numbers[0] if operation.startswith("mul") else 1 / numbers[0] if numbers[0] else None
 
 
 def record_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:
@@ -221,7 +297,9 @@ def record_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
                 stack.callback(module.register_forward_pre_hook(recorder.enter, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(recorder.leave).remove)
         stack.enter_context(recorder)
+        stack.enter_context(JoinCounter(recorder))
         output = model(*args, **kwargs)
+    record.results = {recorder.numbers[tensor] for tensor in tensors_in(output) if tensor in recorder.numbers}
     record.output = max((tuple(tensor.shape) for tensor in tensors_in(output)), key=len, default=())
     return record
 

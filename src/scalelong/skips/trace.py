@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
 
-from .discover import Join, long_skips
+from .crossing import describe, long_skips
+from .discover import Join
+from .entries import Found, call_values, find_entry
+from .reading import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    arrives_unchanged,
+    find_readings,
+    normalised_between,
+    only_joined,
+    readers_of,
+)
 from .record import Call, Record, record_forward
-from .site import LINEAR, Argument, Channels, SkipSite, as_argument, is_norm, number_from_innermost, runs_as
-
-COPIES = ("clone", "_to_copy", "mul", "div")
-CROPS = (*COPIES, "slice", "alias")
-LAYOUTS = (*COPIES, "permute", "transpose")
-# The layers whose channels are the last dimension, and those that have them behind the batch.
-CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
-CHANNELS_FIRST = (*LINEAR[1:], nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+from .site import Argument, Entry, Inline, SkipSite, is_norm, number_from_innermost
 
 ExampleInputs = Tensor | Sequence[Any] | Mapping[str, Any]
-Entry = tuple[Call, Argument | Channels]
 
 
 def trace_skips(model: nn.Module, example_inputs: ExampleInputs) -> list[SkipSite]:
     """The long skips that one forward pass shows, outermost first; empty if there are none.
 
     `example_inputs` is a tensor, a tuple of positional or a dict of keyword arguments. The model runs in evaluation
-    mode without gradients; it and the random state are left as they were.
+    mode without gradients; it and the random state are left as they were. Raises if some of the skips, but not all of
+    them, can be scaled.
     """
+    record = record_pass(model, example_inputs)
+    found = reachable(record, long_skips(record))
+    return number_from_innermost([site_of(record, join, *entry) for join, entry in found])
+
+
+def record_pass(model: nn.Module, example_inputs: ExampleInputs) -> Record:
     if not isinstance(example_inputs, (Tensor, tuple, list, Mapping)):
         raise ValueError(
             f"example_inputs is a {type(example_inputs).__name__}. "
@@ -35,209 +47,110 @@ def trace_skips(model: nn.Module, example_inputs: ExampleInputs) -> list[SkipSit
         )
     args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     by_name = isinstance(example_inputs, Mapping)
-    record = record_forward(model, () if by_name else args, example_inputs if by_name else {})
-    return number_from_innermost([site_of(record, join) for join in long_skips(record)])
+    return record_forward(model, () if by_name else args, example_inputs if by_name else {})
 
 
-def site_of(record: Record, join: Join) -> dict[str, Any]:
+def refuse_uncalled(model: nn.Module, sites: Sequence[SkipSite], example_inputs: ExampleInputs) -> None:
+    """Raise if a forward pass never calls a module through which a skip should enter, where no hook would run."""
+    called = {call.module for call in record_pass(model, example_inputs).calls}
+    for site in sites:
+        if model.get_submodule(site.consumer) not in called:
+            raise ValueError(
+                f"skip {site.index} should enter {site.consumer!r}, but a forward pass never calls that module. "
+                "Pass sites=[SkipSite(...)] with the module that is called instead; see docs/models.md."
+            )
+
+
+def reachable(record: Record, joins: list[Join]) -> list[tuple[Join, Found]]:
+    """The joins with where a hook reaches their skips, once for those that are reached there together."""
+    places: dict[tuple[nn.Module, Any], tuple[Join, Found]] = {}
+    for join in joins:
+        if any(is_scaled_with(record, join, *found) for _, found in places.values()):
+            continue
+        call, entry = find_entry(record, join)
+        places.setdefault((call.module, entry), (join, (call, entry)))
+    found = list(places.values())
+    refuse_branches(record, [join for join, _ in found])
+    return found
+
+
+def is_scaled_with(record: Record, join: Join, call: Call, entry: Entry) -> bool:
+    """Whether what is joined was made, inside the call, of the argument that is scaled there."""
+    if not isinstance(entry, Argument) or not call.start <= join.result < call.end:
+        return False
+    value = call_values(call)[entry]
+    return join.skip == value or next(record.way_between(value, join.skip), -1) >= call.start
+
+
+def refuse_branches(record: Record, joins: list[Join]) -> None:
+    """Raise if the skips do not lie around one another, or if one tensor is joined with others in between."""
+    for inner, outer in pairwise(joins):
+        if inner.result != outer.result and not record.depends(outer.trunk, on=inner.result):
+            raise ValueError(
+                "two long skips do not lie around one another, as in networks side by side: "
+                f"{describe(record, inner)}, and {describe(record, outer)}. "
+                "Say which to scale by sites=[SkipSite(...)]; see docs/models.md."
+            )
+    last: dict[int, int] = {}
+    for number, join in enumerate(joins):
+        if last.get(join.source, number - 1) != number - 1 or joined_at_once(joins, join):
+            times = sum(other.source == join.source for other in joins)
+            raise ValueError(
+                f"one tensor is joined {times} times past the bottleneck, last by {describe(record, join)}: it is no "
+                "skip of one level. Say which joins to scale by sites=[SkipSite(...)]; see docs/models.md."
+            )
+        last[join.source] = number
+
+
+def joined_at_once(joins: list[Join], join: Join) -> bool:
+    return sum((other.source, other.result) == (join.source, join.result) for other in joins) > 1
+
+
+def site_of(record: Record, join: Join, consumer: Any, entry: Any) -> dict[str, Any]:
     """Fields of the join's `SkipSite`, without its index."""
     paths = record.paths()
-    consumer, entry = find_entry(record, join)
-    value = join.skip if isinstance(entry, Channels) else call_values(consumer)[entry]
+    value = call_values(consumer)[entry] if isinstance(entry, Argument) else join.skip
     reading = find_readings(record, join)
     unchanged = arrives_unchanged(record, value, join)
-    alone = isinstance(entry, Channels) or only_joined(record, consumer, value, join)
+    alone = not isinstance(entry, Argument) or only_joined(record, consumer, value, join)
     readers = readers_of(record, join, reading) if unchanged and alone else []
+    # What joins inline may pass the result to a module that it also calls with others.
+    if isinstance(entry, Inline) and any(call.module in readers and call not in reading for call in record.calls):
+        readers = []
+    joined = join.channels if unchanged else None
+    last = channels_last(record, value) if joined is None else None
     return {
         "consumer": paths[consumer.module],
         "entry": entry,
         "width": record.values[value].shape[1],
         "absorbed": any(is_norm(call.module) for call in reading) or normalised_between(record, value, join.skip),
         "readers": tuple(paths[reader] for reader in readers),
-        "joined": join.channels if unchanged else None,
+        "joined": joined,
+        "last": last,
+        "varies": (last is not None or (joined is not None and joined.dim == -1)) and varies(record, value),
+        "factor": factor_of(record, join),
     }
 
 
-def arrives_unchanged(record: Record, value: int, join: Join) -> bool:
-    """Whether what enters is what is concatenated, at most cropped, cast or multiplied by a constant on its way."""
-    if join.channels is None:
-        return False
-    dim, way = join.channels.dim, [record.values[n] for n in record.way_between(value, join.skip)]
-    plain = all(step.operation in CROPS and len(step.inputs) == 1 for step in way)
-    return plain and all(step.shape[dim] == record.values[value].shape[dim] for step in way)
+def channels_last(record: Record, value: int) -> int | None:
+    """The size of the last dimension, if the layers that read features of this shape have their channels there."""
+    shape, first, last = record.values[value].shape, 0, 0
+    for call in record.calls:
+        if any(record.values[given.value].shape == shape for given in call.given):
+            first, last = first + isinstance(call.module, CHANNELS_FIRST), last + isinstance(call.module, CHANNELS_LAST)
+    return shape[-1] if last > first and len(shape) > 2 else None
 
 
-def only_joined(record: Record, consumer: Call, value: int, join: Join) -> bool:
-    """Whether nothing in the consumer's call reads what enters there beside the join, so that its readers are all."""
-    way = {value, *record.way_between(value, join.skip)}
-    inside = range(consumer.start, consumer.end)
-    return all(n in way or n == join.result or way.isdisjoint(record.values[n].inputs) for n in inside)
+def varies(record: Record, value: int) -> bool:
+    """Whether nothing in the model has one row for each of the skip's tokens, as learned positions do."""
+    shape = record.values[value].shape
+    held = (*record.model.parameters(), *record.model.buffers())
+    return len(shape) != 3 or all(tensor.shape[-2:] != shape[-2:] for tensor in held)
 
 
-def normalised_between(record: Record, value: int, later: int) -> bool:
-    """Whether a norm received the value, or what was made of it, on the way to the later one."""
-    way = {value, *record.way_between(value, later)}
-    calls = {call for n in way - {value} for call in record.call_of(n).outward()}
-    return any(normalises(call.module) and call.received(way) for call in calls)
-
-
-def find_entry(record: Record, join: Join) -> Entry:
-    """The call through which the skip can be reached by a static hook, and where in its input."""
-    entries = [*argument_entries(record, join, {join.skip}), *channel_entries(record, join)]
-    # A skip that was cropped or projected next to the join can be scaled before that.
-    entries += argument_entries(record, join, {join.origin, *record.way_between(join.origin, join.skip)})
-    for call, entry in entries:
-        if len(entering(record, call.module, entry)) == 1:
-            return call, entry
-    raise out_of_reach(record, join, entries)
-
-
-def entering(record: Record, module: nn.Module, entry: Argument | Channels) -> set[int | None]:
-    """The values that enter the module there in its calls; None for a call without that argument."""
-    argument = as_argument(module, 0) if isinstance(entry, Channels) else entry
-    return {call_values(call).get(argument) for call in record.calls if call.module is module}
-
-
-def call_values(call: Call) -> dict[Argument, int]:
-    return {as_argument(call.module, given.key, given.item): given.value for given in call.given}
-
-
-def argument_entries(record: Record, join: Join, wanted: set[int]) -> Iterator[Entry]:
-    """Calls around the join that received one of the wanted values, innermost first."""
-    for outer in record.call_of(join.result).outward():
-        for given in outer.given:
-            # Where the trunk starts from the same argument, scaling it would scale the trunk as well.
-            if given.value in wanted and not feeds(record, given.value, join.trunk, outer):
-                yield outer, as_argument(outer.module, given.key, given.item)
-
-
-def feeds(record: Record, value: int, target: int, call: Call) -> bool:
-    """Whether `target` was made from `value` by operations inside the call."""
-    lineage = record.lineage(target)
-    made_inside = (n for n in range(call.start, target + 1) if lineage >> n & 1)
-    return target == value or any(value in record.values[n].inputs for n in made_inside)
-
-
-def channel_entries(record: Record, join: Join) -> Iterator[Entry]:
-    """The call that alone receives the concatenated features, as its first argument."""
-    features = copies_of(record, join.result, COPIES)
-    receiver, *others = receivers_of(record, features) or [None]
-    if join.channels is None or receiver is None or others:
-        return
-    if call_values(receiver).get(as_argument(receiver.module, 0)) in features:
-        yield receiver, join.channels
-
-
-def copies_of(record: Record, result: int, operations: tuple[str, ...]) -> set[int]:
-    """The joined features and what inline operations made of them alone: a cast, a constant factor, a transpose."""
-    found = {result}
-    for number, value in enumerate(record.values):
-        alone = len(value.inputs) == 1 and value.inputs[0] in found
-        if alone and value.operation in operations and reader_in(record.call_of(number), found) is None:
-            found.add(number)
-    return found
-
-
-def receivers_of(record: Record, features: set[int]) -> list[Call | None]:
-    """The outermost call that received the features, for every operation that reads them; None for an inline one."""
-    found: dict[Call | None, None] = {}
-    for reading in readings(record, features):
-        receiving = [None, *(call for call in reading.outward() if call.received(features))]
-        found[receiving[-1]] = None
-    return list(found)
-
-
-def readings(record: Record, features: set[int]) -> Iterator[Call]:
-    """The innermost calls of the operations that read the features, and do not just make another copy of them."""
-    for number, value in enumerate(record.values):
-        if number not in features and not features.isdisjoint(value.inputs):
-            yield record.call_of(number)
-
-
-def find_readings(record: Record, join: Join) -> list[Call]:
-    """The calls of leaf modules and norms that read the joined features first; empty if anything else does, too."""
-    # What reads a sum reads the trunk as well, in the same channels: no coefficient can be moved there.
-    if join.channels is None:
-        return []
-    features = copies_of(record, join.result, LAYOUTS)
-    found = [reader_in(call, features) for call in readings(record, features)]
-    return [call for call in found if call is not None] if None not in found else []
-
-
-def readers_of(record: Record, join: Join, reading: list[Call]) -> list[nn.Module]:
-    """The modules that read, in the model's order; empty if the skip does not lie in their channels."""
-    features = copies_of(record, join.result, LAYOUTS)
-    received = [(call.module, given.value) for call in reading for given in call.given if given.value in features]
-    if not all(reads_channels(record, join, module, value) for module, value in received):
-        return []
-    # A hook on a norm, or on the shortcut beside it, finds the skip where it was joined, not where it was moved.
-    moved = any(channel_dim(record, join, value) != channel_dim(record, join, join.result) for _, value in received)
-    if moved and any(is_norm(module) for module, _ in received):
-        return []
-    found = {module for module, _ in received}
-    return [module for module in record.model.modules() if module in found]
-
-
-def reads_channels(record: Record, join: Join, module: nn.Module, value: int) -> bool:
-    """Whether the joined channels are those of the layer that reads them; one that torch does not know is believed."""
-    dim = channel_dim(record, join, value)
-    if runs_as(module, CHANNELS_LAST):
-        return dim == len(record.values[value].shape) - 1
-    return dim == 1 or not runs_as(module, CHANNELS_FIRST)
-
-
-def channel_dim(record: Record, join: Join, number: int) -> int:
-    """The dimension that holds the joined channels in a copy of the joined features."""
-    assert join.channels is not None, "a sum has no channels of its own"
-    value = record.values[number]
-    if number == join.result:
-        return join.channels.dim % len(value.shape)
-    before = channel_dim(record, join, value.inputs[0])
-    return value.order.index(before) if value.order else before
-
-
-def reader_in(call: Call, features: set[int]) -> Call | None:
-    """The call of the norm, else leaf module, that received the features and reads them in this innermost call."""
-    receiving = [outer for outer in call.outward() if outer.received(features)]
-    norms = [outer for outer in receiving if normalises(outer.module)]
-    if norms:
-        return norms[-1]
-    return call if call in receiving and not any(call.module.children()) else None
-
-
-def normalises(module: nn.Module) -> bool:
-    # A block with a convolution is more than a norm, whatever its name (ResnetBlockCondNorm2D of diffusers).
-    convolves = any(isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for part in module.modules())
-    return is_norm(module) and not convolves
-
-
-def out_of_reach(record: Record, join: Join, entries: list[Entry]) -> ValueError:
-    """An error that says why no hook reaches the skip, or why it cannot be at one of these entries."""
-    if entries:
-        consumer, entry = entries[0]
-        times = sum(call.module is consumer.module for call in record.calls)
-        return ValueError(
-            f"a long skip enters {describe(record, consumer.module)} through {entry}, but that module is called "
-            f"{times} times in one forward pass with different inputs, which one hook cannot tell apart. "
-            "Give every join a module of its own, or scale the part that runs once."
-        )
-    place = describe(record, record.call_of(join.result).module)
-    receivers = receivers_of(record, copies_of(record, join.result, COPIES))
-    modules = [describe(record, call.module) for call in receivers if call is not None]
-    if join.channels is None:
-        reason = "adds a long skip inline, and a part of a sum cannot be scaled afterwards"
-    elif None in receivers or not receivers:
-        reason = "concatenates a long skip inline and reads the result with an operation, not with a module"
-    elif len(modules) > 1:
-        reason = f"concatenates a long skip inline and {len(modules)} modules read the result: {', '.join(modules)}"
-    else:
-        reason = "concatenates a long skip inline and does not pass the result as a module's first argument"
-    return ValueError(
-        f"{place} {reason}. Move the join into a module that receives the skip as an argument, as in "
-        "`x = self.decoder[i](x, skip)`, or pass sites=[SkipSite(...)]; see docs/models.md."
-    )
-
-
-def describe(record: Record, module: nn.Module) -> str:
-    path = record.paths()[module]
-    return f"{path!r} ({type(module).__name__})" if path else f"the forward of {type(module).__name__}"
+def factor_of(record: Record, join: Join) -> float:
+    """The product of the numbers that the skip alone is multiplied by before the join; 1 if the trunk is, too."""
+    steps = list(record.way_between(join.source, join.skip))
+    if record.values[join.trunk].factor is not None:
+        return 1.0
+    return prod((factor for n in steps if (factor := record.values[n].factor) is not None), start=1.0)

@@ -123,13 +123,15 @@ def robustness_order(
     return orders[method]
 
 
-def sum_of_squares(num_skips: int, kappa: float) -> float:
+def sum_of_squares(num_skips: int, kappa: float, factors: Sequence[float] = ()) -> float:
     """Σ_j κ_j² of CS: 1 + κ² + … + κ^{2(N−1)}, between 1 and N (Section 4.1).
+
+    `factors` are what the network itself multiplies its skips by, outermost first, if it does; they count as well.
 
     >>> sum_of_squares(3, 0.5)
     1.3125
     """
-    return sum(kappa ** (2 * j) for j in range(num_skips))
+    return sum(kappa ** (2 * j) * (factors[j] ** 2 if factors else 1) for j in range(num_skips))
 
 
 def check_index(kappas: Sequence[float], index: int) -> None:

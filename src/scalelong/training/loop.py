@@ -21,15 +21,7 @@ from ..guard.belt import SeatBelt
 from ..guard.losses import Restoration, StepDecision, TrainingDiverged, check_finite
 from ..monitor import SkipMonitor
 from ..runs.checkpoint import Checkpoint
-from ..runs.run_dir import (
-    ResumePoint,
-    Run,
-    drop_later,
-    environment,
-    find_resume_point,
-    is_finished,
-    last_precision,
-)
+from ..runs.run_dir import ResumePoint, Run, drop_later, environment, find_resume_point, is_finished, last_precision
 from ..utils.runtime import whole
 from .clip import AdaptiveClip
 from .logger import Display, RunLogger
@@ -60,6 +52,7 @@ def train(
     """Train a recipe in a run folder, or resume the run in it; a finished one is left as it is."""
     with explain_lost_peer():
         run = Run(Path(out))
+        config = run.note_network(config)
         start = find_resume_point(run, config, resume)
         if is_finished(config, run, start):
             return TrainResult(run.folder, start.step, config.training.steps, trained=0)
@@ -89,7 +82,7 @@ class Trainer:
             process, self.conditioning, config.seed, training.batch_size, self.batches.own, channels_last
         )
         self.validation = build_validation(config, self.inputs, rank=rank, device=self.device)
-        self.network = parallel.place(build_model(config), training)
+        self.network = parallel.place(build_model(config, fresh=start.checkpoint is None), training)
         self.model = parallel.wrap(self.network, training)
         optimizer = build_optimizer(self.network, config.optim, self.device)
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -103,7 +96,8 @@ class Trainer:
         self.origin = ""  # Of the last numbers that were not finite.
         self.monitor = None
         if every := training.monitor_every:
-            self.monitor = SkipMonitor(self.model, every=every, probe_every=10 * every, scaler=self.state.scaler)
+            sites, scaler = config.model.sites, self.state.scaler
+            self.monitor = SkipMonitor(self.model, every=every, probe_every=10 * every, sites=sites, scaler=scaler)
         self.evaluator = None
         if config.evaluation.every is not None:
             self.evaluator = open_evaluator(config, run, self.inputs, parallel, self.logger.display.show_progress)

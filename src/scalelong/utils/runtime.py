@@ -5,15 +5,21 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib import metadata
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Generator, Tensor, nn
+
+PACKAGES = ("scalelong", "torch", "diffusers", "datasets", "numpy", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -89,10 +95,47 @@ def check_compiler(device: str) -> None:
         raise ValueError(f"to compile, torch needs {compiler}, which is not there: install it, or do not compile")
 
 
+def process_exists(number: int) -> bool:
+    """Whether a process of this number runs here; Windows is not asked, where the question would end it."""
+    try:
+        return os.name == "nt" or number < 1 or os.kill(number, 0) is None
+    except ProcessLookupError:
+        return False
+    except OSError:  # It is another user's.
+        return True
+
+
 def keyed_generator(seed: int, purpose: str, number: int) -> Generator:
     """A generator whose stream is a function of the key; neighbouring keys give unrelated streams."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
     return Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+def software() -> dict[str, Any]:
+    """What is the same for all that this machine does with this checkout."""
+    found = {"python": platform.python_version(), **versions()}
+    return {"versions": found, "commit": git_commit(Path(__file__).parent), "platform": platform.platform()}
+
+
+@cache
+def versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache  # A long process runs the code that it began with.
+def git_commit(folder: Path) -> str | None:
+    """The commit of the checkout that a folder lies in, with `-dirty` if files differ from it; None outside of one."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def is_sharded(tensor: Tensor) -> bool:
