@@ -62,8 +62,8 @@ class SeatBelt:
         nothing: float | None = None,
         scaler: Any = None,
     ) -> None:
-        while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
-            optimizer = optimizer.optimizer  # As Accelerate and Lightning wrap it.
+        while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+            optimizer = inner  # As Accelerate and Lightning wrap it.
         check_parts(model, optimizer, nothing)
         self.subject = Subject(model, optimizer, ema, scaler)
         check_memory(type(model).__name__, self.subject.bytes())
