@@ -27,7 +27,7 @@ import torch
 from planted import PLANTS, Planted, plant_all
 
 from scalelong.config import load_recipe
-from scalelong.guard.nonfinite import TrainingDiverged
+from scalelong.guard.losses import TrainingDiverged
 from scalelong.monitor import Diagnosis, SkipMonitor
 from scalelong.runs import read_metrics
 from scalelong.training import train

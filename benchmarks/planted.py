@@ -19,7 +19,7 @@ from scalelong import scale_skips
 from scalelong.diffusion import DiffusionProcess, LinearSchedule
 from scalelong.models import UViT
 from scalelong.monitor import SkipMonitor
-from scalelong.monitor.hooks import blocks_of
+from scalelong.utils.runtime import blocks_of
 
 STEPS, CALM, BATCH, RATE = 60, 20, 16, 1e-3
 CASES = 2

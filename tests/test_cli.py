@@ -17,8 +17,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from command_line import TERMINAL, assert_fails, run
+from command_line import TERMINAL, assert_fails, run, sets
 from huggingface_hub.utils import LocalEntryNotFoundError, RepositoryNotFoundError
+from own_cases import NET
 
 import scalelong.cli
 from scalelong import AbsorbedScalingWarning, constant_coefficients, find_skips, scale_skips, surviving_share
@@ -268,7 +269,11 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch: pytest.MonkeyPa
         ("inspect cifar10-uvit-s2 --method ls --kappa 0.5", "method 'ls' has no option 'kappa'"),
         ("inspect cifar10-uvit-s2 --value 0.5", "method 'cs' has no option 'value'"),
         ("inspect cifar10-uvit-s2 --where norm", "where must be"),
-        ("inspect", r"Missing argument 'PRESET\|PATH\|HUB_ID'"),
+        ("inspect", r"Missing argument 'PRESET\|PATH\|HUB_ID\|PATH.py:FUNCTION'"),
+        (f"inspect {NET}:build", "Net is of no known family: give --shape C,H,W to trace it"),
+        (f"inspect {NET}:build --shape 8x8", "--shape is channels, height and width, such as 3,32,32, not '8x8'"),
+        (f"inspect {NET}:bild --shape 1,8,8", "there is no function bild; the file has sines_and_cosines, build"),
+        ("inspect cifar10-unet --shape 1,8,8", "--shape and --set are for PATH.py:FUNCTION or a recipe"),
         ("inspekt", "No such command 'inspekt'"),
         ("inspect /nowhere/unet", "'/nowhere/unet' is not a folder"),
         ("inspect ./nowhere", "'./nowhere' is not a folder"),
@@ -403,3 +408,18 @@ def test_an_output_without_greek_letters_gets_question_marks(monkeypatch: pytest
         scalelong.cli.main()
     assert not ended.value.code
     assert b"??_i? = 1.93" in output.getvalue()
+
+
+def test_a_network_of_ones_own_is_inspected_before_it_is_trained() -> None:
+    by_file = run("inspect", f"{NET}:build", "--shape", "1,8,8", "--set", "width=8", "--set", "depth=2", "--json")
+    recipe = NET.with_name("digits.yaml")
+    by_recipe = run("inspect", recipe, *sets("model.options.width=8", "model.options.depth=2"), "--json")
+    assert by_file.exit_code == by_recipe.exit_code == 0, by_file.output + by_recipe.output
+    found = json.loads(by_file.stdout)
+    assert found == json.loads(by_recipe.stdout)
+    assert [(skip["consumer"], skip["entry"]) for skip in found["skips"]] == [
+        ("ups.1", "channels 8:16"),
+        ("ups.0", "channels 16:32"),
+    ]
+    library = run("inspect", "monai.networks.nets:BasicUNet", "--set", "spatial_dims=2")
+    assert "BasicUNet" in library.stdout and "N = 4 long skips" in library.stdout

@@ -81,6 +81,13 @@ def test_finding_an_edge_needs_torch_and_scipy_only(tmp_path: Path) -> None:
     assert output == ""
 
 
+def test_saving_a_scaled_network_is_imported_when_asked_for_and_needs_no_library_yet(tmp_path: Path) -> None:
+    statements = "import scalelong; scalelong.save_pretrained; scalelong.from_pretrained"
+    attempted, output = run_freshly(statements, tmp_path / "attempted")
+    assert attempted & OPTIONAL == set()
+    assert output == ""
+
+
 def test_the_record_of_imports_sees_one_that_is_guarded_and_absent(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "guarded.py").write_text("try:\n    import absent_here\nexcept ImportError:\n    print('absent')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compare.any_loop import find_edge
+    from .guard import SeatBelt
     from .skips import (
         METHODS,
         AbsorbedScalingWarning,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         unscale_blocks,
         unscale_skips,
     )
+    from .skips.pretrained import from_pretrained, save_pretrained
 
 __version__ = "0.1.0"
 
@@ -36,13 +38,16 @@ __all__ = [
     "Argument",
     "Channels",
     "Inline",
+    "SeatBelt",
     "SkipScaling",
     "SkipSite",
     "__version__",
     "constant_coefficients",
     "find_edge",
     "find_skips",
+    "from_pretrained",
     "fuse_skips",
+    "save_pretrained",
     "scale_blocks",
     "scale_skips",
     "surviving_share",
@@ -51,14 +56,20 @@ __all__ = [
 ]
 
 
+# What is not of `.skips`, and needs more than torch.
+LAZY = {
+    "SeatBelt": ".guard",
+    "find_edge": ".compare.any_loop",
+    "from_pretrained": ".skips.pretrained",
+    "save_pretrained": ".skips.pretrained",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Imported when asked for: torch takes a second, in which Ctrl-C could not yet end a command in one line."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name != "find_edge":
-        return getattr(import_module(".skips", __name__), name)
     try:
-        from .compare.any_loop import find_edge
+        return getattr(import_module(LAZY.get(name, ".skips"), __name__), name)
     except ModuleNotFoundError as error:
-        raise ImportError(f'find_edge needs {error.name}: pip install "scalelong[train]"') from error
-    return find_edge
+        raise ImportError(f'{name} needs {error.name}: pip install "scalelong[train]"') from error

@@ -82,5 +82,9 @@ def test_later_evaluations_replace_those_of_the_same_facts_and_keep_the_others(t
     again = replace(first, figures={"FID": Figure(2.0, 0.1, 1.8, 2.2)})
     record(tmp_path, [again])
     assert read_evaluations(tmp_path) == [other, again]
+    file = tmp_path / "evaluation.json"
+    file.write_text(file.read_text().replace("1.8", "1.9"))
+    with pytest.raises(ValueError, match="evaluation.json does not hold evaluations .an entry does not match"):
+        read_evaluations(tmp_path)
     with pytest.raises(ValueError, match="there is no .*: scalelong evaluate writes it"):
         read_evaluations(tmp_path / "elsewhere.json")

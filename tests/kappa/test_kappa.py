@@ -23,12 +23,13 @@ from scalelong.kappa.advisor import (
     LOWEST,
     KappaAdvice,
     KappaBand,
+    choose,
     kappa_band,
-    recipe_start,
-    repeated,
     solve_kappa,
     suggest_kappa,
 )
+from scalelong.kappa.block_gain import BlockGain
+from scalelong.kappa.start import is_here, own_images, recipe_start, repeated, stand_ins
 from scalelong.models import UViT
 from scalelong.theory import TheoryUNet, measure_inputs
 from scalelong.theory.input_norms import cifar10_images
@@ -148,7 +149,7 @@ def test_a_larger_gain_lowers_kappa_to_keep_kappa_times_the_gain_at_1() -> None:
 
 def test_a_gain_that_asks_for_less_than_the_band_gives_its_lower_end() -> None:
     advice = advice_for(unet_of_gain(9.0))
-    assert advice.kappa == round(advice.band.low, 2)
+    assert advice.band.low <= advice.kappa < advice.band.low + 0.01
     assert any("which the band does not reach" in reason for reason in advice.reasons)
 
 
@@ -265,9 +266,54 @@ def test_images_on_a_gpu_are_measured_as_those_on_the_cpu() -> None:
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 def test_a_conditional_recipe_is_measured_with_its_images_labels_whatever_the_batch_size(batch_size: int) -> None:
     labelled = ("labels.classes=10", "data.label_column=label")
-    _, images, predict = recipe_start(
+    _, images, predict, _ = recipe_start(
         load_recipe("digits", [*TINY, f"training.batch_size={batch_size}", *labelled]), most=6
     )
     assert predict(images[:2].repeat(3, 1, 1, 1), torch.zeros(6)).shape == (6, 1, 8, 8)
     labels = Condition(labels=torch.tensor([5])).followed_by(Condition(labels=torch.tensor([7])))
     assert repeated(labels, 5).labels.tolist() == [5, 7, 5, 7, 5]  # type: ignore[union-attr]
+
+
+def test_the_band_is_told_before_the_block_gain_is_measured() -> None:
+    told: list[str] = []
+    advice = advice_for(
+        unet_of_gain(1.0), show_band=told.append, progress=lambda done, most: told.append(f"step {done}")
+    )
+    assert told[0] in advice.reasons and told[0].startswith("The output matches the target's size")
+    assert told[1] == "step 0"
+
+
+def test_a_network_too_large_for_the_time_keeps_its_band_and_says_that_no_gain_was_measured() -> None:
+    advice = advice_for(unet_of_gain(9.0), seconds=0.0)
+    assert advice.gain.path_gains == [] and advice.summary()["block_gain"] is None
+    assert advice.kappa == round((advice.band.low + advice.band.high) / 2, 2)
+    assert any(reason.startswith("The block gain was not measured, as one step") for reason in advice.reasons)
+
+
+def test_a_kappa_lies_in_the_band_that_is_printed_or_the_reasons_say_why_not() -> None:
+    for low, high in ((0.4249, 0.4251), (0.421, 0.429), (0.3, 0.9), (0.0, 0.339)):
+        kappa = choose(KappaBand(low, high), BlockGain([1.0, 9.0, 81.0]), 3)
+        assert low <= kappa <= high or low == 0.0
+    result = run("kappa", "digits", *SETS)
+    (first, *_), found = (
+        result.stdout.splitlines(),
+        re.search(r"κ = ([\d.]+) .*band ([\d.]+) to ([\d.]+)", result.stdout),
+    )
+    assert found is not None, first
+    kappa, low, high = map(float, found.groups())
+    assert low <= kappa <= high or f"κ = {kappa} lies above this band" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("recipe", ["cifar10-unet", "coco-uvit-s2", "imagenet64-uvit-m4"])
+def test_data_that_is_not_here_is_replaced_by_stand_ins_of_its_shape_and_said_so(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    config = load_recipe(recipe)
+    missing = stand_ins(config, "not here") if not is_here(config) else own_images(config, 4)
+    images, condition, said = missing
+    assert images.shape[1:] == config.sample_shape and images.isfinite().all()
+    assert (condition.labels is not None) == (config.labels is not None)
+    assert (condition.text is not None) == (config.text is not None)
+    assert said.startswith("The recipe's data is not ")

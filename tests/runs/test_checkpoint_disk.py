@@ -61,7 +61,7 @@ class FailingFiles(Files):
 
 
 # What a save asks of the disk: of a new step, and of one that is there already.
-WRITES = ["make_folder", "make_folder", "write_tensors", "write_tensors", "write_bytes", "write_bytes"]
+WRITES = ["make_folder", "make_folder", "sync", "write_tensors", "write_tensors", "write_bytes", "write_bytes"]
 NEW = [*WRITES, *["sync"] * 5, "rename", "sync"]
 AGAIN = [*WRITES, *["sync"] * 5, "rename", "rename", "sync"]
 

@@ -14,6 +14,7 @@ from families.crossing import (
     Balanced,
     ChannelsLast,
     Injected,
+    JoiningBlock,
     Levels,
     NestedSkips,
     NoMiddle,
@@ -24,6 +25,7 @@ from families.crossing import (
     adding_levels,
 )
 from families.oracle import Join, run_scaled
+from families.unknown import conv_block, halve
 from scalelong import Argument, Channels, Inline, SkipSite, find_skips, fuse_skips, scale_skips, unscale_skips
 
 
@@ -79,6 +81,29 @@ def test_of_nested_skips_those_past_the_bottleneck_are_long() -> None:
     assert places(NestedSkips(inline=False)) == [("x02", Argument(1, "skip")), ("x11", Argument(1, "skip"))]
     inline = [("x02.conv", CAT), ("x02.conv", Channels(16, 24)), ("x11.conv", CAT)]
     assert places(NestedSkips(inline=True)) == inline
+
+
+class Woven(NestedSkips):
+    """UNet++ of three levels, whose outer skips go through blocks of all levels below."""
+
+    def __init__(self) -> None:
+        super().__init__(inline=False)
+        self.x30, self.x21, self.x12 = conv_block(8, 8), JoiningBlock(2), JoiningBlock(3)
+        self.x03 = JoiningBlock(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x00 = self.x00(x)
+        x10 = self.x10(halve(x00))
+        x20 = self.x20(halve(x10))
+        x21 = self.x21(self.x30(halve(x20)), x20)
+        x01, x11 = self.x01(x10, x00), self.x11(x20, x10)
+        x02, x12 = self.joined(self.x02, x11, x00, x01), self.joined(self.x12, x21, x10, x11)
+        return self.head(self.joined(self.x03, x12, x00, x01, x02))
+
+
+def test_skips_that_are_woven_into_one_another_are_an_error_that_names_them() -> None:
+    with pytest.raises(ValueError, match="woven into one another: a|two networks with long skips: one with a"):
+        find_skips(Woven().eval(), picture())
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -23,6 +23,7 @@ from scalelong.theory.unet import (
     forward,
     gradient_norms,
     lipschitz,
+    matrix_norms,
     output_changes,
     sample_batches,
     sample_networks,
@@ -74,6 +75,17 @@ def test_the_sampled_matrices_are_kaimings() -> None:
     networks = sample_networks(50, 64, 2, generator=seeded())
     entries = networks[1:3].flatten()
     assert entries.var().item() == pytest.approx(2 / 64, rel=0.02)
+
+
+def test_the_gradients_of_the_loss_differ_by_matrix_and_only_the_last_has_the_law() -> None:
+    generator, sums = seeded(), torch.zeros(2, 10, dtype=torch.float64)
+    for networks in sample_batches(600, 64, 2, generator):
+        blocks, *norms = matrix_norms(networks, torch.ones(2, 1), generator)
+        sums += torch.stack([norm.sum(0) for norm in norms])
+        assert blocks == [0, 0, 1, 1, 2, 2, 1, 1, 0, 0]
+    ratios = (sums[1] / sums[0])[[0, 1, 8, 9]].tolist()
+    # 10 %: means over 600 networks.
+    assert ratios == pytest.approx([11.5, 9.8, 3.0, 1.0], rel=0.1)
 
 
 def test_the_sampled_gradients_are_those_of_the_module() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from scalelong import scale_skips
 from scalelong.models import UViT
 from scalelong.runs.checkpoint import CheckpointStore
-from scalelong.training.ema import EMA
+from scalelong.training.state import EMA
 
 
 def tiny(method: str = "ls") -> UViT:

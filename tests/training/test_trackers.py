@@ -17,7 +17,7 @@ from run_cases import Crash, CrashAt, make_trainer, run_tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from scalelong.guard.nonfinite import SpikeDetector
+from scalelong.guard.losses import SpikeDetector
 from scalelong.runs import RunError, read_metrics
 
 TENSORBOARD = ("training.trackers=[tensorboard]", "training.validate_every=4")

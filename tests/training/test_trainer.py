@@ -15,7 +15,7 @@ from run_cases import lasting_metrics, losses, make_trainer, run_tiny, tiny
 from torch import Tensor, nn
 
 from scalelong.config import build_model, build_process
-from scalelong.guard.nonfinite import TrainingDiverged
+from scalelong.guard.losses import TrainingDiverged
 from scalelong.runs import CheckpointStore, Run, RunError, read_metrics
 from scalelong.sampling.images import tile
 from scalelong.training import Trainer, loop, samples

@@ -1,16 +1,11 @@
-"""The application: its commands, each a function that parses, calls and prints."""
+"""The application: its commands, each a function that parses, calls and prints, in a file of cli."""
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated, Any, cast
-
 import typer
-from typer.core import TyperGroup
 
-from .. import __version__
 from .compare import compare
-from .console import fail, report_defect, stop, user_errors
+from .console import OneLineErrors, greet
 from .edge import edge
 from .evaluate import evaluate, stats
 from .inspect import inspect
@@ -30,46 +25,12 @@ Examples:
   scalelong train digits --set scaling.method=ls
   scalelong sample runs/digits-ls"""
 
-# The base of all errors in how a command was called, of which typer exports this subclass only.
-UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
-
-
-class OneLineErrors(TyperGroup):
-    """Reports what the user can put right in one line on stderr, with exit code 2."""
-
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        try:
-            with user_errors():
-                code = super().main(*args, standalone_mode=False, **extra)
-        except UsageError as error:
-            fail(error.format_message())
-        except Exception as error:
-            report_defect(error)
-        sys.exit(code)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; what typer makes of Ctrl-C differs between its versions, so it is not left to it."""
-        try:
-            return super().invoke(ctx)
-        except (KeyboardInterrupt, typer.Abort):
-            stop()
-
-
 app = typer.Typer(
     cls=OneLineErrors, help=ABOUT, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
 
-@app.callback(invoke_without_command=True)
-def scalelong(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
-) -> None:
-    if version:
-        typer.echo(f"scalelong {__version__}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
+app.callback(invoke_without_command=True)(greet)
 
 # The docstring of a command is its help; this is the order in which `--help` lists them.
 for command in (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..diffusion import SAMPLERS
@@ -57,7 +58,11 @@ NoiseVariance = Annotated[Variance | None, typer.Option(help="Of what ddpm draws
 Clip = Annotated[bool | None, typer.Option(help="Keep estimates of the image within its range; else the recipe's.")]
 Guidance = Annotated[float | None, typer.Option(min=0, help="1 = the condition as it is; else the recipe's.")]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The first image's seed; the next has the next.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let a run bring the code of its own network.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile first, once per size of batch; faster then.")]
+
+# The base of all errors in how a command was called, of which typer exports this subclass only.
+UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 Show = Callable[[str, float, int], None]
 """Called with what is counted, how many of them are done, and of how many."""
@@ -110,7 +115,7 @@ def user_errors(extra: str = "train") -> Iterator[None]:
     except MemoryError as error:
         fail(f"there is not enough memory{f': {error}' if str(error) else ''}; {LESS_MEMORY}")
     except RuntimeError as error:
-        from ..guard.nonfinite import TrainingDiverged
+        from ..guard.losses import TrainingDiverged
         from ..runs import CheckpointError
 
         if OUT_OF_MEMORY.search(str(error)):
@@ -118,6 +123,37 @@ def user_errors(extra: str = "train") -> Iterator[None]:
         if not isinstance(error, CheckpointError | TrainingDiverged):
             raise
         fail(str(error))
+
+
+class OneLineErrors(TyperGroup):
+    """Reports what the user can put right in one line on stderr, with exit code 2."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        try:
+            with user_errors():
+                code = super().main(*args, standalone_mode=False, **extra)
+        except UsageError as error:
+            fail(error.format_message())
+        except Exception as error:
+            report_defect(error)
+        sys.exit(code)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what typer makes of Ctrl-C differs between its versions, so it is not left to it."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, typer.Abort):
+            stop()
+
+
+def greet(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        typer.echo(f"scalelong {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def require(*packages: str) -> None:

@@ -83,6 +83,7 @@ def evaluate(
     checkpoint: console.Which = "last",
     compare: Annotated[Path | None, typer.Option(help="A run, or its evaluation.json, to compare with.")] = None,
     compile: console.Compile = False,
+    allow_code: console.AllowCode = False,
 ) -> None:
     """Compare samples of a run with the images it was trained on.
 
@@ -107,7 +108,7 @@ def evaluate(
     kinds = ("ema", "raw") if weights == "both" else (weights,)
     changed = {"timestep_spacing": timestep_spacing, "variance": variance, "clip": clip}
     sampling = console.given(steps=steps, sampler=sampler, guidance=guidance, **changed)
-    plan = Plan(images, kinds, network, reference, seed, sampling, compile, checkpoint, resize)
+    plan = Plan(images, kinds, network, reference, seed, sampling, compile, checkpoint, resize, allow_code)
     # Read before the figures are written: they may go to the same file.
     others = [] if compare is None else read_evaluations(compare)
     if compare is not None and not others:

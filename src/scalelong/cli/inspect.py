@@ -22,9 +22,14 @@ from ..skips.apply import make_scaling
 from ..skips.readers import mostly_absorbed, norm_width, normalise
 from ..skips.site import is_norm
 from .console import NOTHING, count, given, make_table, natural_width, print_line, print_table
-from .loading import load_model
+from .loading import load_target
 
-MODEL = f"A preset ({', '.join(preset_names())}), a diffusers folder, or an id on the Hub."
+MODEL = (
+    f"A preset ({', '.join(preset_names())}), a diffusers folder, an id on the Hub, PATH.py:FUNCTION that builds a "
+    "network of your own, or a recipe's .yaml."
+)
+SHAPE = "What a network of your own takes, to trace its skips."
+SETTING = "An option of that function, or a recipe's value."
 
 # The normalised skip is 5% smaller where eps is a ninth of the scaled skip's variance, and 29% where they are equal.
 NOTICEABLE = 0.05
@@ -74,17 +79,20 @@ class Inspection:
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="PRESET|PATH|HUB_ID", help=MODEL)],
+    model: Annotated[str, typer.Argument(metavar="PRESET|PATH|HUB_ID|PATH.py:FUNCTION", help=MODEL)],
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "cs",
     kappa: Annotated[float | None, typer.Option(help="κ of cs and cs-reversed; 0.7 if not given.")] = None,
     value: Annotated[float | None, typer.Option(help="The constant of uniform; 1/√2 if not given.")] = None,
     init: Annotated[float | None, typer.Option(help="Where a learned method starts.")] = None,
     where: Annotated[str, typer.Option(metavar="input|after-norm", help="What is scaled.")] = "input",
+    shape: Annotated[str | None, typer.Option(metavar="C,H,W", help=SHAPE)] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=SETTING)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of the table.")] = False,
 ) -> None:
     """Show the long skips of a model and what a scaling method does.
 
-    No weights are loaded. Warns about constants that a norm cancels, about the norm's eps, and about fp16.
+    No weights are loaded; the code of a network of your own is run. Warns about constants that a norm cancels, about
+    the norm's eps, and about fp16.
 
     \b
     Examples:
@@ -92,24 +100,29 @@ def inspect(
       scalelong inspect cifar10-unet --method cs --kappa 0.5
       scalelong inspect google/ddpm-cifar10-32 --where after-norm
       scalelong inspect ./my-pipeline --method ls --json
+      scalelong inspect net.py:build --shape 3,32,32 --set width=64
+      scalelong inspect my-recipe.yaml --method ls
     """
     options = given(kappa=kappa, value=value, init=init)
-    inspection = inspect_model(load_model(model), method, where=where, **options)
+    network, sites = load_target(model, shape, settings or [])
+    inspection = inspect_model(network, method, where=where, sites=sites, **options)
     if json:
         typer.echo(json_format.dumps(asdict(inspection), indent=2))
     else:
         print_inspection(model, inspection)
 
 
-def inspect_model(model: nn.Module, method: str, *, where: str = "input", **options: Any) -> Inspection:
-    """Inspect the long skips of a model, which may be on the meta device and is left as it was.
+def inspect_model(
+    model: nn.Module, method: str, *, where: str = "input", sites: list[SkipSite] | None = None, **options: Any
+) -> Inspection:
+    """Inspect the long skips of a model, which may be on the meta device and is left as it was; those given, or found.
 
     >>> from scalelong.models import UViT
     >>> model = UViT(img_size=8, embed_dim=32, depth=4, num_heads=2)
     >>> [(skip.consumer, skip.coefficient) for skip in inspect_model(model, "cs", kappa=0.5).skips]
     [('out_blocks.1', 1.0), ('out_blocks.0', 0.5)]
     """
-    sites = find_skips(model)
+    sites = sites or find_skips(model)
     parameters, added, constants = count_parameters(model), 0, torch.ones(len(sites))
     scaling = make_scaling(method, sites, options)
     if scaling is not None:
@@ -120,7 +133,7 @@ def inspect_model(model: nn.Module, method: str, *, where: str = "input", **opti
         options = {parameter.name: parameter.default for parameter in defaults} | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AbsorbedScalingWarning)
-        unscale_skips(scale_skips(model, method if scaling is None else scaling, where=where))
+        unscale_skips(scale_skips(model, method if scaling is None else scaling, where=where, sites=sites))
     coefficients = [None] * len(sites) if constants is None else constants.tolist()
     skips = [inspect_skip(model, site, kappa, where) for site, kappa in zip(sites, coefficients, strict=True)]
     own = torch.tensor([site.factor for site in sites])

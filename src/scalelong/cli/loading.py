@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,43 @@ import torch
 from torch import nn
 
 from ..models import preset, preset_names
+from ..skips import SkipSite
 
+FACTORY = r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*"
 NETWORKS = ("unet", "transformer", "decoder", "prior")
 """Parts of a diffusers pipeline that may have long skips; each is also the name of its subfolder."""
 
 Config = dict[str, Any]
+
+
+def load_target(name: str, shape: str | None, settings: Sequence[str]) -> tuple[nn.Module, list[SkipSite] | None]:
+    """What `inspect` is given, and its skips if it is a network of the user's own, or a recipe's."""
+    from ..config.build import build_network, known_sites
+    from ..config.load import load_recipe, yaml_with_lines
+    from ..config.own import inspect_own
+
+    if Path(name).suffix in (".yaml", ".yml"):
+        config = load_recipe(name, settings)
+        network = build_network(config)
+        return network, known_sites(network, config)
+    if re.fullmatch(FACTORY, name):
+        options = {key.strip(): yaml_with_lines(text)[0] for key, _, text in (each.partition("=") for each in settings)}
+        return inspect_own(name, read_shape(shape), options)
+    if shape is not None or settings:
+        raise ValueError(f"--shape and --set are for PATH.py:FUNCTION or a recipe, not for {name!r}")
+    return load_model(name), None
+
+
+def read_shape(text: str | None) -> tuple[int, ...] | None:
+    """
+    >>> read_shape("3,32,32")
+    (3, 32, 32)
+    """
+    if text is None:
+        return None
+    if not re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*){2}", text):
+        raise ValueError(f"--shape is channels, height and width, such as 3,32,32, not {text!r}")
+    return tuple(map(int, text.split(",")))
 
 
 def load_model(name: str) -> nn.Module:

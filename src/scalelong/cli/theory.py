@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json as json_format
 import shlex
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from .console import Overrides, Recipe, make_table, print_line, print_table, require, set_options
+from .console import Overrides, Recipe, make_table, print_line, print_table, require, set_options, shown_progress
 
 if TYPE_CHECKING:
     from ..kappa.advisor import KappaAdvice
@@ -66,11 +67,13 @@ def kappa(
     overrides: Overrides = None,
     figure: Annotated[Path | None, typer.Option(metavar="PATH", help="Draw what was measured.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.0, help="About how long the block gain may take.")] = 10.0,
 ) -> None:
     """Recommend κ for a recipe from its data, schedule and network.
 
-    Measures the size of the target beside the input, solves the band of κ for the network's number of skips, and
-    measures the block gain. The last line compares values of the band by training.
+    Measures the size of the target beside the input, solves the band of κ for the network's number of skips, which is
+    there at once, and measures the block gain. Data that is not on this machine is replaced by stand-ins of its shape.
+    The last line compares values of the band by training.
 
     \b
     Examples:
@@ -84,7 +87,9 @@ def kappa(
     from ..kappa.advisor import advise_recipe
 
     config = load_recipe(recipe, overrides or [])
-    advice = advise_recipe(config)
+    with shown_progress() as show:
+        steps: Any = partial(show, "steps of the block gain")
+        advice = advise_recipe(config, seconds=seconds, show_band=None if json else print_early, progress=steps)
     if figure is not None:
         from ..kappa.advisor import draw_advice
 
@@ -100,6 +105,11 @@ def kappa(
     settings = [setting for setting in overrides or [] if not setting.startswith("scaling.")]
     print_line(f"to use it: {train_command(advice, recipe, settings)}")
     print_line(f"to compare values of κ: {compare_command(advice, recipe, settings)}")
+
+
+def print_early(line: str) -> None:
+    """What is known before the rest: the result on stdout says it again."""
+    typer.echo(line, err=True)
 
 
 def train_command(advice: KappaAdvice, recipe: str, settings: list[str]) -> str:

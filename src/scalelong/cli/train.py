@@ -24,6 +24,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/<recipe>-<method> if not given.")] = None,
     resume: Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to begin.")] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe; write nothing.")] = False,
+    allow_code: console.AllowCode = False,
     force: console.Force = False,
 ) -> None:
     """Train a recipe. The same command again, or --out alone, resumes a run that was stopped.
@@ -44,12 +45,12 @@ def train(
     from ..config import load_recipe, summarise
     from ..runs import Run
 
-    given = recipe or "digits"
     if recipe is None and out is not None:
         if not Run(out).exists:
             raise ValueError(f"there is no run in {out} to resume: name a recipe to begin one (scalelong recipes)")
-        given = Run(out).config_file
-    config = load_recipe(given, overrides or [])
+        config = Run(out).config(overrides or [], allow_code=allow_code)
+    else:
+        config = load_recipe(recipe or "digits", overrides or [])
     console.check_sizes([config], force=force)
     folder = out or Path("runs") / f"{config.name}-{config.scaling.method}"
     if dry_run:
@@ -61,7 +62,7 @@ def train(
     display = console.choose_display(f"{config.name}: {summary.describe()}, {summary.steps:,} steps, in {folder}")
     result = run_training(config, folder, resume, display=display)
     if console.is_first_process():
-        console.print_now(describe_end(result))
+        console.print_now(describe_end(result, config))
     if result.signal is not None:
         sys.exit(128 + result.signal)
 
@@ -76,9 +77,10 @@ def print_plan(config: Config, folder: Path, resume: str) -> None:
     console.print_now(f"# {summary.describe()}, {steps}, in {folder}")
 
 
-def describe_end(result: TrainResult) -> str:
+def describe_end(result: TrainResult, config: Config) -> str:
     """How a run ended, and the command that comes next."""
-    folder = shlex.quote(str(result.folder))
+    code = " --allow-code" if config.model.kind == "python" else ""
+    folder = shlex.quote(str(result.folder)) + code
     again = f"scalelong train --out {folder}"
     if not result.finished:
         return f"stopped and saved at step {result.step} of {result.steps}. To resume: {again}"
@@ -127,6 +129,7 @@ def sample(
     checkpoint: console.Which = "last",
     batch: Annotated[int, typer.Option(min=1, help="Images at once; other numbers round differently.")] = 64,
     compile: console.Compile = False,
+    allow_code: console.AllowCode = False,
 ) -> None:
     """Sample images from a trained run.
 
@@ -163,6 +166,7 @@ def sample(
             checkpoint=checkpoint,
             batch=batch,
             compile=compile,
+            allow_code=allow_code,
             progress=lambda done, total: show("images", done, total),
         )
     if console.is_first_process():
@@ -172,14 +176,15 @@ def sample(
 
 def export(
     run: console.RunFolder,
-    to: Annotated[Literal["diffusers", "uvit"], typer.Option(help="Who is to load it.")],
+    to: Annotated[Literal["diffusers", "uvit", "safetensors"], typer.Option(help="Who is to load it.")],
     out: Annotated[Path | None, typer.Option("--out", help="What to write; else a folder in the run's.")] = None,
     weights: console.Weights = "ema",
     checkpoint: console.Which = "last",
     push: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to the Hub as well.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Keep the uploaded repository private.")] = False,
+    allow_code: console.AllowCode = False,
 ) -> None:
-    """Write a trained run for diffusers or for the public U-ViT code.
+    """Write a trained run for diffusers, for the public U-ViT code, or, if its network is your own, as safetensors.
 
     Constants are folded into the weights where that is exact; else only scalelong loads the folder, by the lines in its
     README.
@@ -188,11 +193,12 @@ def export(
     Examples:
       scalelong export runs/cifar10-tiny-unet-cs --to diffusers
       scalelong export runs/digits-cs --to uvit --out digits-uvit
+      scalelong export runs/mine-cs --to safetensors --allow-code
       scalelong export runs/cifar10-tiny-unet-cs --to diffusers --push me/cifar10-cs
     """
     from ..runs import export as exports
 
-    done = exports.export_run(run, to, out, weights=weights, checkpoint=checkpoint)
+    done = exports.export_run(run, to, out, weights=weights, checkpoint=checkpoint, allow_code=allow_code)
     console.print_now(f"written: {done.folder}")
     if not done.fused:
         typer.echo(f"the scaling could not be folded into the weights: {done.reason}; its README says how to load it")

@@ -170,6 +170,5 @@ class Loop:
 
     def save(self) -> None:
         if self.file is not None:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
             content = {"settings": self.settings, "runs": [asdict(run) for run in self.runs.values()]}
             replace_text(self.file, json.dumps(content, indent=1) + "\n")

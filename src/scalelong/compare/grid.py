@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config, load_recipe
+from ..config.build import note_start
 from ..config.load import check_config
 from ..monitor.readings import with_nulls
 from ..runs.run_dir import Run, check_folder
@@ -60,7 +61,8 @@ class Arm:
     def setting(self) -> str:
         """Arms of the same setting are compared with each other."""
         rate = "lr {lr:g}" if self.method.rate is None else "each at its own lr"
-        return f"{rate}, depth {{depth}}, batch {{batch}}".format(**self.axes)
+        depth = "" if self.axes["depth"] is None else "depth {depth}, "
+        return f"{rate}, {depth}batch {{batch}}".format(**self.axes)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ def make_plan(
     if twice := next((method for method in chosen if chosen.count(method) > 1), None):
         raise PlanError(f"--methods names {twice.id!r} twice")
     check_rates(chosen, rates)
-    axes = axis("lr", "optim.lr", rates), axis("depth", "model.depth", depths)
+    own = bool(depths) and load_recipe(recipe, overrides).model.kind == "python"
+    axes = axis("lr", "optim.lr", rates), axis("depth", "model.options.depth" if own else "model.depth", depths)
     settings = list(itertools.product(*axes, axis("batch", "training.batch_size", batches)))
     arms = [make_arm(recipe, method, setting, overrides) for setting in settings for method in chosen]
     check_different(arms)
@@ -151,7 +154,7 @@ def axis(name: str, key: str, values: Sequence[float]) -> list[tuple[str, str]]:
 
 def make_arm(recipe: str | Path, method: Method, setting: Sequence[tuple[str, str]], overrides: Sequence[str]) -> Arm:
     crossed = [override for override, _ in setting if override]
-    config = load_recipe(recipe, [*overrides, *crossed, *method.overrides])
+    config = note_start(load_recipe(recipe, [*overrides, *crossed, *method.overrides]))
     explicit = {override.partition("=")[0].strip() for override in overrides}
     suffix = safe("".join(suffix for _, suffix in setting))
     return Arm(method.id + suffix, method, with_intervals(config, explicit))
@@ -175,6 +178,7 @@ def with_intervals(config: Config, explicit: set[str]) -> Config:
         "sample_every": steps,
         "checkpoint_every": min(training.checkpoint_every, max(1, steps // 10)),
         "keep_last": 1,
+        "seat_belt": False,  # Or no run would fail.
         "monitor_every": None if training.compile else training.monitor_every or max(1, steps // READINGS),
     }
     found = with_training(config, {key: value for key, value in intervals.items() if f"training.{key}" not in explicit})
@@ -215,7 +219,6 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 def save_plan(folder: Path, plan: Plan, command: str) -> str:
     """Write what is compared, if the folder is free for it; returns when the comparison was first begun."""
     created = check_plan(folder, plan).get("created") or now()
-    folder.mkdir(parents=True, exist_ok=True)
     write_signed(folder / FILE, {"created": created, "command": command, **with_nulls(describe_plan(plan))})
     return created
 

@@ -24,7 +24,7 @@ from ..evaluation import Plan as EvaluationPlan
 from ..evaluation import evaluate_run
 from ..evaluation.results import FILE as EVALUATIONS
 from ..evaluation.results import Evaluation, read_evaluations
-from ..guard.nonfinite import TrainingDiverged
+from ..guard.losses import TrainingDiverged
 from ..monitor.readings import with_nulls
 from ..runs import Run, read_metrics
 from ..runs.model import load_network
@@ -195,7 +195,7 @@ def evaluate_last_step(folder: Path, config: Config) -> None:
     done = {one.weights for one in evaluations(folder, wanted) if one.step == config.training.steps}
     missing: Any = tuple(weights for weights in wanted.chosen if weights not in done)
     if wanted.every is not None and missing:
-        evaluate_run(folder, EvaluationPlan(wanted.images, missing, wanted.network))
+        evaluate_run(folder, EvaluationPlan(wanted.images, missing, wanted.network, allow_code=True))
 
 
 def evaluations(folder: Path, wanted: EvaluationConfig) -> list[Evaluation]:

@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from ..monitor.readings import with_nulls
-from ..runs.run_dir import software
 from ..utils.atomic import replace_text
+from ..utils.runtime import software
 from .collect import OSCILLATIONS, Records, RunRecord, Series, initial_loss
 from .edges import advice
 from .grid import Arm, Plan, now, write_json

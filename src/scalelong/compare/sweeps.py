@@ -11,8 +11,8 @@ from .grid import Arm, Plan
 from .intervals import Estimate, largest_stable_rate, mean_interval
 from .survival import RateTable
 
-Setting = tuple[int, int]
-"""Depth and batch size."""
+Setting = tuple[int | None, int]
+"""Depth, if the network has one, and batch size."""
 
 Sweeps = Mapping[tuple[str, Setting], tuple[Sequence[Arm], RateTable]]
 """By method and setting: the arms, the lowest rate first, and their runs."""

@@ -19,11 +19,16 @@ from ..diffusion import DiffusionProcess, build_schedule
 from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..models import UViT
 from ..models.presets import build_text_unet, build_unet
-from ..skips import AbsorbedScalingWarning, scale_skips
+from ..skips import AbsorbedScalingWarning, SkipSite, find_skips, scale_skips
+from ..skips.apply import NAME
 from ..utils.atomic import human_size
 from ..utils.runtime import machine_memory, training_memory
-from .schema import Config, ScalingConfig, TrainingConfig, UNetConfig, UViTConfig
+from .own import build_own, load_start, note_own, read_start, start_digest
+from .schema import Config, PythonConfig, TrainingConfig, UNetConfig, UViTConfig
 from .sections import DiffusionConfig
+
+# The keywords of labels and of text; a network of the user's own takes them after image and time.
+CONDITION_NAMES = {"uvit": ("y", "context"), "unet": ("class_labels", "encoder_hidden_states"), "python": None}
 
 # What training keeps for each parameter: weight, gradient, two averages of AdamW, and EMA, in float32.
 TRAINED_BYTES, BYTES = 20, 4
@@ -63,26 +68,32 @@ def check_memory(config: Config) -> None:
         )
 
 
-def build_model(config: Config) -> nn.Module:
+def build_model(config: Config, *, fresh: bool = True) -> nn.Module:
     """The recipe's network on the CPU, with its skips scaled; the weights are a function of the recipe alone.
 
-    The global random state is left as it was. Recipes that differ in scaling only start from the same network. Raises,
-    before anything is built, where its weights alone are more than the machine's memory.
+    The global random state is left as it was. Recipes that differ in scaling only start from the same network. Without
+    `fresh` the weights that it starts from are not read, because those of a checkpoint follow. Raises, before anything
+    is built, where its weights alone are more than the machine's memory.
     """
     needed, there = estimate_parameters(config) * BYTES, machine_memory()
     if needed > there:
         raise ValueError(f"model: its weights take {human_size(needed)}, and this machine has {human_size(there)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return scale(build_network(config), config.scaling)
+        network = build_network(config)
+        if fresh and config.model.weights is not None:
+            return start_from(network, config)
+        return scale(network, config)
 
 
 def build_network(config: Config) -> nn.Module:
     """The network before its skips are scaled; a U-ViT takes label and text as tokens."""
     model = config.model
+    if isinstance(model, PythonConfig):
+        return build_own(model)
     if isinstance(model, UNetConfig):
         return build_levels(config, model)
-    options = model.model_dump(exclude={"kind", "init_std"})
+    options = model.model_dump(exclude={"kind", "init_std", "weights", "weights_sha256"})
     if config.labels is not None:
         options["num_classes"] = config.labels.embeddings
     if config.text is not None:
@@ -120,11 +131,53 @@ def build_levels(config: Config, model: UNetConfig) -> nn.Module:
     return build_unet(**options, attn_norm_num_groups=model.norm_num_groups if model.time_scale_shift else None)
 
 
-def scale(network: nn.Module, config: ScalingConfig) -> nn.Module:
+def start_from(network: nn.Module, config: Config) -> nn.Module:
+    """The scaled network with the weights that the recipe starts from: of a plain network, or of one scaled alike."""
+    weights = read_start(config.model)
+    if any(NAME in name.split(".") for name in weights):
+        return load_start(scale(network, config), config.model, weights)
+    return scale(load_start(network, config.model, weights), config)
+
+
+def scale(network: nn.Module, config: Config) -> nn.Module:
     """The network with its skips scaled in place; "none" leaves it as it is."""
-    if config.method == "none":
+    scaling = config.scaling
+    if scaling.method == "none":
         return network
-    return scale_skips(network, config.method, where=config.where, **config.options)
+    return scale_skips(
+        network, scaling.method, where=scaling.where, sites=known_sites(network, config), **scaling.options
+    )
+
+
+def known_sites(network: nn.Module, config: Config) -> list[SkipSite] | None:
+    """The skips of a network of the user's own, noted or traced; None for others, in which they are found."""
+    noted = config.model.sites
+    return find_skips(network, example_call(config)) if isinstance(config.model, PythonConfig) and not noted else noted
+
+
+def example_call(config: Config) -> tuple[Tensor, ...]:
+    """Noise, times and conditions as a network is called with them in training. Shape: (2, C, H, W), (2,), …"""
+    process, generator = build_process(config.diffusion), torch.Generator().manual_seed(0)
+    times = process.model_time(process.stratified_times(2, generator))
+    inputs = [torch.randn(2, *config.model.image_shape, generator=generator), times]
+    if config.labels is not None:
+        inputs.append(torch.zeros(2, dtype=torch.int64))
+    if config.text is not None:
+        inputs.append(torch.zeros(2, config.text.max_length, config.text.width))
+    return tuple(inputs)
+
+
+def note_start(config: Config, run: Config | None = None) -> Config:
+    """The recipe with what training starts from: the files it names by their digests, and the skips of a network of
+    the user's own, which are those of `run` if that was begun.
+    """
+    model, noted = config.model, {}
+    if model.weights is not None and model.weights_sha256 is None:
+        noted["weights_sha256"] = start_digest(model)
+    if isinstance(model, PythonConfig):
+        needed = config.scaling.method != "none"
+        noted |= note_own(model, None if run is None else run.model, example_call(config), needed=needed)
+    return config.model_copy(update={"model": model.model_copy(update=noted)}) if noted else config
 
 
 def lay_out(network: nn.Module, config: TrainingConfig, device: torch.device | str) -> nn.Module:
@@ -147,10 +200,9 @@ def build_process(config: DiffusionConfig) -> DiffusionProcess:
 
 def conditioning_of(config: Config, empty_text: Tensor | None = None) -> Conditioning:
     """The conditioning of a recipe; one with text needs the features of the empty caption to drop its condition."""
-    names = ("y", "context") if isinstance(config.model, UViTConfig) else ("class_labels", "encoder_hidden_states")
     labels, text = config.labels, config.text
     return Conditioning(
-        names,
+        CONDITION_NAMES[config.model.kind],
         takes_labels=labels is not None,
         takes_text=text is not None,
         no_label=labels.classes if labels is not None and labels.drop > 0 else None,
@@ -195,12 +247,12 @@ class RecipeSummary:
 
 def summarise(config: Config) -> RecipeSummary:
     """What a recipe trains, on what and for how long; no weight is allocated."""
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
         network = build_network(config)
     with warnings.catch_warnings():
         # That a norm cancels the scaling is said when the recipe is trained.
         warnings.simplefilter("ignore", AbsorbedScalingWarning)
-        parameters = count_parameters(scale(network, config.scaling))
+        parameters = count_parameters(scale(network, config))
     return RecipeSummary(config.name, parameters, config.data.source, config.training.steps, config.description)
 
 

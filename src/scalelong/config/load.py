@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..skips import METHODS
+from .own import anchored, anchored_factory
 from .schema import Config, ScalingConfig, method_options
 
 KeyPath = tuple[str | int, ...]
@@ -93,11 +94,11 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Conf
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text in UTF-8"
         raise RecipeError(f"{display(path)}: {reason}") from error
-    return parse_recipe(text, overrides, file=display(path))
+    return parse_recipe(text, overrides, file=display(path), folder=path.parent)
 
 
-def parse_recipe(text: str, overrides: Sequence[str] = (), *, file: str = "recipe") -> Config:
-    """A recipe from its text; `file` is what errors call it.
+def parse_recipe(text: str, overrides: Sequence[str] = (), *, file: str = "recipe", folder: Path = Path()) -> Config:
+    """A recipe from its text; `file` is what errors call it, `folder` where its model's files are looked for first.
 
     An override of scaling.method drops those of the file's options that the new method does not have.
     """
@@ -111,6 +112,7 @@ def parse_recipe(text: str, overrides: Sequence[str] = (), *, file: str = "recip
     for override in overrides:
         apply_override(override, raw, places)
     drop_options_of_replaced_method(raw, places)
+    anchor_model_files(raw, places, folder)
     return check_config(raw, places)
 
 
@@ -198,6 +200,15 @@ def drop_options_of_replaced_method(raw: dict[str, Any], places: Places) -> None
         for name in ScalingConfig.model_fields.keys() - {"method", "where", *method_options(method)}:
             if ("scaling", name) not in overridden:
                 scaling.pop(name, None)
+
+
+def anchor_model_files(raw: dict[str, Any], places: Places, folder: Path) -> None:
+    """Make the paths of a network's code and weights absolute; those of an override are where it is given."""
+    model = raw.get("model")
+    for key, anchor in (("factory", anchored_factory), ("weights", anchored)):
+        if isinstance(model, dict) and isinstance(model.get(key), str):
+            place = places.get(("model", key), places[("model",)])
+            model[key] = anchor(model[key], Path() if place.startswith("override ") else folder)
 
 
 def yaml_with_lines(text: str) -> tuple[Any, dict[KeyPath, int]]:

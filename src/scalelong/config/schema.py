@@ -14,7 +14,8 @@ from pydantic_core import PydanticCustomError
 from ..data import DataConfig
 from ..data.config import LatentConfig
 from ..diffusion.samplers import SAMPLERS, Spacing, Variance
-from ..skips import METHODS
+from ..skips import METHODS, SkipSite
+from ..skips.pretrained import read_sites
 from .sections import (
     DiffusionConfig,
     EvaluationConfig,
@@ -51,7 +52,21 @@ def one_of(names: Iterable[str]) -> Callable[[str], str]:
     return check
 
 
-class UViTConfig(Section):
+class NetworkConfig(Section):
+    """What networks of every kind have in common."""
+
+    weights: str | None = None
+    """A safetensors file with the weights that training starts from; null = new ones, by the seed."""
+    weights_sha256: str | None = None
+    """Of that file; noted when a run begins."""
+
+    @property
+    def sites(self) -> list[SkipSite] | None:
+        """The long skips that the recipe notes; None where they are found in the network itself."""
+        return None
+
+
+class UViTConfig(NetworkConfig):
     """`kind: uvit`, a `scalelong.models.UViT`."""
 
     kind: Literal["uvit"]
@@ -95,7 +110,7 @@ class UViTConfig(Section):
         return self
 
 
-class UNetConfig(Section):
+class UNetConfig(NetworkConfig):
     """`kind: unet`, diffusers' `UNet2DModel`."""
 
     kind: Literal["unet"]
@@ -142,6 +157,34 @@ class UNetConfig(Section):
         return self
 
 
+class PythonConfig(NetworkConfig):
+    """`kind: python`, a network of the user's own: `net(x, t)`, or `net(x, t, condition)` if there is a condition."""
+
+    kind: Literal["python"]
+    factory: Annotated[str, Field(pattern=r"^.+:[A-Za-z_][\w.]*$")]
+    """What builds it: path/to/net.py:build, beside the recipe, or package.module:build."""
+    options: dict[str, Any] = {}
+    """The keyword arguments of the factory."""
+    image_shape: Annotated[tuple[Whole, Whole, Whole], Strict(False)]
+    """(C, H, W) of what the network denoises."""
+    skips: Annotated[tuple[dict[str, Any], ...], Strict(False)] | None = None
+    """The long skips, outermost first; null = found or traced when a run begins, and kept in its recipe."""
+    code_sha256: str | None = None
+    """Of the file with the factory; noted when a run begins. The code is part of the run."""
+
+    @property
+    def sites(self) -> list[SkipSite] | None:
+        try:
+            return None if self.skips is None else read_sites(self.skips)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"model.skips cannot be read: {type(error).__name__}: {error}") from error
+
+    @property
+    def depth(self) -> Any:
+        """What a comparison calls the depth, if the network has such an option."""
+        return self.options.get("depth")
+
+
 class TrainingConfig(Section):
     """The loop. Everything counted in steps is counted in optimiser steps."""
 
@@ -166,7 +209,9 @@ class TrainingConfig(Section):
     monitor_every: Whole | None = None
     """Steps between readings of the skip monitor, which also go to metrics.jsonl; null = no monitor."""
     max_skipped: Whole = 5
-    """Steps in a row with non-finite loss or gradient before the run goes back to the last good checkpoint."""
+    """Steps in a row with non-finite loss or gradient before the seat belt goes back; without one the run ends."""
+    seat_belt: bool = True
+    """Whether a run whose loss collapses goes back to where it was healthy, at a lower rate."""
     must_gain: Annotated[float, Field(lt=1)] = 0.5
     """A run that ends with less of what a simple denoiser gains over predicting nothing has failed, for `compare` and
     `edge`; below 0 it may end that much worse than predicting nothing."""
@@ -252,7 +297,7 @@ class Config(Section):
     labels: LabelConfig | None = None
     text: TextCondition | None = None
     latents: LatentConfig | None = None
-    model: Annotated[UViTConfig | UNetConfig, Field(discriminator="kind")]
+    model: Annotated[UViTConfig | UNetConfig | PythonConfig, Field(discriminator="kind")]
     diffusion: DiffusionConfig = DiffusionConfig()
     optim: OptimConfig
     training: TrainingConfig

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, Strict
 from ..data.config import TextConfig
 from ..diffusion import Prediction, Time
 
-Whole = Annotated[int, Field(ge=1)]
+# Larger numbers have no exact float, and some of hundreds of digits have none at all.
+Whole = Annotated[int, Field(ge=1, le=2**53)]
 # Sides of images and widths of networks: far more than any is, so that a typo ends in a line, not in hours of waiting.
 Size = Annotated[int, Field(ge=1, le=65_536)]
 NotNegative = Annotated[int, Field(ge=0)]

@@ -55,8 +55,8 @@ MOST_TOGETHER = 16
 class Conditioning:
     """How a network takes its condition, and what stands for none. Shape: empty_text (L, D)."""
 
-    names: tuple[str, str]
-    """The keywords of labels and of text in the network's forward."""
+    names: tuple[str, str] | None
+    """The keywords of labels and of text in the network's forward; None = it takes them after image and time."""
     takes_labels: bool = False
     takes_text: bool = False
     no_label: int | None = None
@@ -73,6 +73,9 @@ class Conditioning:
 
     def predictor(self, model: Callable[..., Any], condition: Condition = NOTHING) -> Predictor:
         """The network as a function of image and time."""
+        if self.names is None:
+            taken = [value for value in (condition.labels, condition.text) if value is not None]
+            return noise_predictor(lambda x, t: model(x, t, *taken))
         values = zip(self.names, (condition.labels, condition.text), strict=True)
         given = {name: value for name, value in values if value is not None}
         return noise_predictor(partial(model, **given) if given else model)

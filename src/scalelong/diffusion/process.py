@@ -276,6 +276,23 @@ class DiffusionProcess:
         per_sample = error.mean(dim=tuple(range(1, error.ndim))) * self.loss_weight(t)
         return Loss(per_sample, per_sample.mean())
 
+    def loss_of_nothing(self, variance: float | None = None) -> float | None:
+        """The expected loss of the best prediction that does not see x_t: no noise, and the mean image as x_0.
+
+        `variance` is that of the data about its mean image, per number; for x0 and v there is no answer without it.
+
+        >>> DiffusionProcess().loss_of_nothing(), DiffusionProcess(prediction="v").loss_of_nothing(0.25)
+        (1.0, 0.41...)
+        """
+        if self.prediction != "epsilon" and variance is None:
+            return None
+        times, data = self.schedule.times, variance or 0.0
+        times = times.float() if self.schedule.is_continuous else times
+        signal = self.schedule.log_alpha_bar(times).exp()
+        squares = {"epsilon": torch.ones_like(signal), "x0": torch.full_like(signal, data)}
+        squares["v"] = signal + (1 - signal) * data
+        return (self.loss_weight(times) * squares[self.prediction]).mean().item()
+
     def predict_x0(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
         """The clean image that the network's output at x_t implies. Shape: (B, …), (B, …), (B,) → (B, …)."""
         alpha, sigma = self._coefficients(t, noisy)

@@ -65,6 +65,8 @@ class Plan:
     """last, best (by validation loss) or a step."""
     resize: str | None = None
     """How the Inception resizes; None = as pytorch-fid does."""
+    allow_code: bool = False
+    """Whether a run may bring the code of its network."""
 
 
 def evaluate_run(
@@ -78,7 +80,7 @@ def evaluate_run(
     if plan.compile:
         check_compiler(best_device())
     run = Run(Path(folder))
-    config = with_sampling(run.config(), **(plan.sampling or {}))
+    config = with_sampling(run.config(allow_code=plan.allow_code), **(plan.sampling or {}))
     checkpoint, network = choose_checkpoint(run, plan.checkpoint), load_features(plan.network, plan.resize)
     if plan.reference is None:
         reference = load_reference(build_reference(config.data, network, rank=rank, progress=progress))

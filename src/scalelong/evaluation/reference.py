@@ -154,7 +154,6 @@ def save_reference(path: Path, reference: Reference) -> Path:
     import numpy as np
 
     fingerprint: Fingerprint = {**reference.fingerprint, "images": reference.statistics.count}
-    path.parent.mkdir(parents=True, exist_ok=True)
     if reference.features is not None:
         file, features = path.with_suffix(FEATURES), reference.features.numpy()
         atomic_write(file, lambda temporary: write_array(temporary, np.save, arr=features))

@@ -13,6 +13,7 @@ from ..config.schema import Config
 from ..sampling.sample_run import sampling_details
 from ..utils.atomic import replace_text, to_json
 from ..utils.block_folder import Fingerprint
+from ..utils.records import sealed, unsealed
 from .features import FeatureNetwork
 from .inception import SPATIAL
 from .metrics import Figure
@@ -176,14 +177,14 @@ def forget_after(folder: Path, step: int) -> None:
 
 
 def write_evaluations(path: Path, evaluations: Sequence[Evaluation]) -> None:
-    replace_text(path, to_json([asdict(one) for one in evaluations]).decode())
+    replace_text(path, to_json([sealed(asdict(one)) for one in evaluations]).decode())
 
 
 def read_evaluations(path: Path) -> list[Evaluation]:
     """Those in a file, or in the file of a run's folder, the latest last."""
     file = path / FILE if path.is_dir() else path
     try:
-        return [Evaluation.from_json(content) for content in json.loads(file.read_bytes())]
+        return [Evaluation.from_json(unsealed(entry)) for entry in json.loads(file.read_bytes())]
     except FileNotFoundError:
         raise ValueError(f"there is no {file}: scalelong evaluate writes it") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

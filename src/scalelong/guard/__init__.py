@@ -1,5 +1,17 @@
-"""Keeps numbers that are not finite out of the weights, and says where they began."""
+"""Acts where a run goes wrong: a seat belt for any loop, and non-finite numbers kept out of the weights."""
 
-from .nonfinite import Origin, SpikeDetector, StepDecision, TrainingDiverged, check_finite, find_first_nonfinite
+from .belt import SeatBelt
+from .losses import LossWatch, Restoration, SpikeDetector, StepDecision, TrainingDiverged, check_finite
+from .nonfinite import Origin, find_first_nonfinite
 
-__all__ = ["Origin", "SpikeDetector", "StepDecision", "TrainingDiverged", "check_finite", "find_first_nonfinite"]
+__all__ = [
+    "LossWatch",
+    "Origin",
+    "Restoration",
+    "SeatBelt",
+    "SpikeDetector",
+    "StepDecision",
+    "TrainingDiverged",
+    "check_finite",
+    "find_first_nonfinite",
+]

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ..config import Config, build_model, build_process
-from ..config.build import conditioning_of, open_inputs
-from ..config.schema import ScalingConfig
+from ..config import Config, build_process
+from ..config.build import known_sites
 from ..diffusion import DiffusionProcess, Prediction, Schedule, noise_predictor
-from ..diffusion.guidance import Condition, Predictor
+from ..diffusion.guidance import Predictor
 from ..skips import SkipSite, constant_coefficients, find_skips
 from ..skips.readers import MOSTLY, surviving_shares
 from ..theory.figures import BLUE, GREEN, GREY, ORANGE, figure
 from ..theory.input_norms import InputNorms, measure_inputs
 from ..theory.laws import sum_of_squares
-from ..utils.runtime import best_device
-from .block_gain import BlockGain, measure_gain
+from .block_gain import BlockGain, Progress, measure_gain
+from .start import GAIN_IMAGES, recipe_start
 
 PAPER_LIMIT, PAPER_SHARE = 5.0, 0.97
 """Section 4.1: Σκ_j² should stay below 5, because more than 97 % of the ratios ‖ε‖²/‖x_t‖² do."""
@@ -32,11 +30,8 @@ PAPER_LIMIT, PAPER_SHARE = 5.0, 0.97
 LOWEST = 0.5
 """The smallest κ that the paper considers: coefficients near 0 would leave a network without its skips."""
 
-# The block gain is measured at so many noised images.
-GAIN_IMAGES = 2
-
-# Half a gigabyte of pixels.
-MOST_NUMBERS = 2**27
+SECONDS, TOLERANCE = 10.0, 0.02
+"""How long the block gain may take, and how exact it is: κ depends on its (i−1)-th root."""
 
 # Values of κ that differ by less do the same.
 DECIMALS = 2
@@ -129,61 +124,64 @@ def suggest_kappa(
     predict: Predictor | None = None,
     sites: list[SkipSite] | None = None,
     seed: int = 0,
+    seconds: float = SECONDS,
+    show_band: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> KappaAdvice:
     """Measure the user's data and network, and recommend κ.
 
     `data` are images in [−1, 1] (or latents), of shape (count, …), or batches of them; `predict(x, t)` calls the model
-    where `model(x, t)` would not do. The model should be as it is before training; it is left as it was.
+    where `model(x, t)` would not do. The model should be as it is before training; it is left as it was. The band is
+    there at once, and told to `show_band`; the block gain takes about `seconds` at most and tells `progress` its steps.
     """
     images = data if isinstance(data, Tensor) else torch.cat(list(data))
     sites, generator = sites or find_skips(model), Generator().manual_seed(seed)
     norms = measure_inputs(images, schedule, prediction=prediction, generator=generator)
+    if show_band is not None:
+        low, high = targets_of(norms)
+        show_band(about_band(kappa_band(len(sites), low, high, own_factors(sites)), low, high, len(sites)))
     # Noised at times that are spread over the schedule.
     images, process = images[:GAIN_IMAGES].cpu(), DiffusionProcess(schedule, prediction)
     times = process.stratified_times(len(images), generator)
     x = process.add_noise(images, torch.randn(images.shape, generator=generator), times)
     like, predict = next(model.parameters()), predict or noise_predictor(model)
-    t = process.model_time(times).to(like.device).repeat(len(sites))
-    gain = measure_gain(model, lambda x: predict(x, t), x.to(like), sites, generator=generator)
+    t = process.model_time(times).to(like.device)
+
+    def call(x: Tensor) -> Tensor:
+        return predict(x, t[torch.arange(len(x), device=t.device) % len(t)])
+
+    limits = {"tolerance": TOLERANCE, "seconds": seconds, "progress": progress}
+    gain = measure_gain(model, call, x.to(like), sites, generator=generator, **limits)
     return advise(model, sites, norms, gain)
 
 
-def advise_recipe(config: Config) -> KappaAdvice:
-    """Measure the recipe's network as it starts, without scaling, on what it would train on."""
-    model, images, predict = recipe_start(config)
+def advise_recipe(
+    config: Config,
+    *,
+    seconds: float = SECONDS,
+    show_band: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> KappaAdvice:
+    """Measure the recipe's network as it starts, without scaling, on what it would train on, or on stand-ins for it."""
+    start = recipe_start(config)
     schedule, prediction = build_process(config.diffusion).schedule, config.diffusion.prediction
-    return suggest_kappa(model, images, schedule, prediction=prediction, predict=predict)
+    told: dict[str, Any] = {"seconds": seconds, "show_band": show_band, "progress": progress}
+    told |= {"prediction": prediction, "predict": start.predict, "sites": known_sites(start.model, config)}
+    if show_band is not None and start.stand_in:
+        show_band(start.stand_in)
+    advice = suggest_kappa(start.model, start.images, schedule, **told)
+    return replace(advice, reasons=(*filter(None, [start.stand_in]), *advice.reasons))
 
 
-def recipe_start(config: Config, most: int = 10_000) -> tuple[nn.Module, Tensor, Predictor]:
-    """The recipe's unscaled network, images as it takes them, and how it is called with their conditions.
-
-    The images are those of the first batches: at least one, about `most` where they are small. Shape: (count, C, H, W).
-    """
-    model = build_model(config.model_copy(update={"scaling": ScalingConfig()})).to(best_device())
-    inputs = open_inputs(config)
-    most = min(most, MOST_NUMBERS // math.prod(config.sample_shape))
-    batches = [inputs.batches.at(step) for step in range(max(1, most // config.training.batch_size))]
-    conditioning = conditioning_of(config, inputs.empty_text)
-    conditions = [conditioning.of(batch) for batch in batches[:GAIN_IMAGES]]
-    first = reduce(Condition.followed_by, conditions)[slice(GAIN_IMAGES)]
-
-    def predict(x: Tensor, t: Tensor) -> Tensor:
-        return conditioning.predictor(model, repeated(first, len(x)).to(x.device))(x, t)
-
-    return model, torch.cat([batch.images for batch in batches]), predict
-
-
-def repeated(condition: Condition, rows: int) -> Condition:
-    """The condition of every row where the rows are the same images over and over."""
-    return condition.map(lambda value: value[torch.arange(rows) % len(value)])
+def targets_of(norms: InputNorms) -> tuple[float, float]:
+    """The lower and the upper target of Σκ_j²."""
+    low = norms.ratio_of_means
+    return low, max(low, norms.ratios.quantile(PAPER_SHARE).item())
 
 
 def advise(model: nn.Module, sites: list[SkipSite], norms: InputNorms, gain: BlockGain) -> KappaAdvice:
     """The recommendation from what was measured."""
-    count, low = len(sites), norms.ratio_of_means
-    high = max(low, norms.ratios.quantile(PAPER_SHARE).item())
-    factors = own_factors(sites)
+    count, (low, high), factors = len(sites), targets_of(norms), own_factors(sites)
     band = kappa_band(count, low, high, factors)
     kappa = choose(band, gain, count)
     constants = constant_coefficients(max(site.index for site in sites), kappa).tolist()
@@ -193,6 +191,11 @@ def advise(model: nn.Module, sites: list[SkipSite], norms: InputNorms, gain: Blo
     reasons = [about_inputs(norms, low, high), about_band(band, low, high, count), about_gain(gain, kappa, band)]
     if factors:
         reasons.append(about_factors(factors))
+    if count > 1 and not band.low <= kappa <= band.high:
+        reasons.append(
+            f"κ = {kappa} lies above this band, all of which is below {LOWEST}: it says how large the output of an "
+            "untrained network is beside its target, and not that a network learns with skips so weak."
+        )
     if surviving < MOSTLY:
         reasons.append(about_absorption(surviving, where, kappa))
     return KappaAdvice(kappa, where, band, count, low, high, norms, gain, surviving, tuple(reasons), factors)
@@ -212,7 +215,11 @@ def choose(band: KappaBand, gain: BlockGain, num_skips: int) -> float:
     if num_skips == 1:
         return 1.0
     middle, least = ((band.low + band.high) / 2, band.low) if band.low > 0 else (max(band.high, LOWEST), LOWEST)
-    return round(max(least, min(middle, gain.largest_kappa)), DECIMALS)
+    wanted = max(least, min(middle, gain.largest_kappa))
+    highest, near = (band.high if band.low > 0 else 1.0), (0, 1, -1)
+    rounded = (round(wanted + step / 10**DECIMALS, DECIMALS) for step in near)
+    # A band may be narrower than the rounding.
+    return next((kappa for kappa in rounded if least <= kappa <= highest), wanted)
 
 
 def about_inputs(norms: InputNorms, low: float, high: float) -> str:
@@ -243,9 +250,14 @@ def about_factors(factors: tuple[float, ...]) -> str:
 
 
 def about_gain(gain: BlockGain, kappa: float, band: KappaBand) -> str:
+    if not gain.path_gains:
+        return f"The block gain was not measured: one step would take about {gain.seconds:.0f} s. It sets no limit."
     if math.isnan(gain.gain):
         return "The block gain cannot be seen, because the last layer starts at zero: it sets no limit here."
-    text = f"Block gain M_0 = {gain.gain:.3g} (Jacobians of the paths through each skip): "
+    of = (
+        "each skip" if gain.skips is None else f"skips {' and '.join(map(str, gain.skips))} only, for the time it takes"
+    )
+    text = f"Block gain M_0 {'=' if gain.settled else '≥'} {gain.gain:.3g} (Jacobians of the paths through {of}): "
     if gain.gain <= 1 or len(gain.path_gains) == 1:
         return text + "every κ ≤ 1 keeps Theorem 3.4's bound from growing with N."
     text += f"κ ≤ 1/M_0 = {gain.largest_kappa:.3f} keeps κ·M_0, and with it Theorem 3.4's bound, from growing with N"
@@ -304,12 +316,12 @@ def draw_sums(axes: Any, advice: KappaAdvice) -> None:
 def draw_paths(axes: Any, advice: KappaAdvice) -> None:
     """What the path through each skip does to a change of the input, without scaling and with the recommended κ."""
     gains = advice.gain.path_gains
-    skips = range(1, len(gains) + 1)
+    skips = advice.gain.skips or range(1, len(gains) + 1)
     scaled = [advice.kappa ** (i - 1) * gain for i, gain in zip(skips, gains, strict=True)]
     axes.plot(skips, gains, "s-", color=ORANGE, label="κ = 1")
     axes.plot(skips, scaled, "o-", color=GREEN, label=f"κ = {advice.kappa}")
     title = f"Paths through the skips: M_0 = {advice.gain.gain:.3g}"
     axes.set(title=title, xlabel="skip i (1 = outermost)", ylabel="κ^(i−1)·P_i", xticks=list(skips))
-    if min(gains) > 0:
+    if min(gains, default=0) > 0:
         axes.set_yscale("log")
     axes.legend(fontsize=8.5)

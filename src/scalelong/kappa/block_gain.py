@@ -8,6 +8,7 @@ network's change is at most Σ κ_i·P_i plus what the middle passes on.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ from ..skips.record import unchanged
 from ..skips.site import Arguments, Keywords, argument_of
 
 Call = Callable[[Tensor], Tensor]
+Progress = Callable[[int, int], None]
+"""Called with the steps that are done, and the most that there may be."""
+
+PASSES_OF_GRAPH, PASSES_OF_STEP, FEWEST_STEPS = 6, 6, 2
+"""What it takes to set the paths up and to follow them once, in forward passes of as many rows; measured. Before two
+steps there is nothing to compare."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +39,24 @@ class BlockGain:
     """P_1 … P_N, outermost first, and what they say about κ."""
 
     path_gains: list[float]
+    skips: tuple[int, ...] | None = None
+    """Which skips they are of, from 1, where there was no time for all; None = all."""
+    settled: bool = True
+    """Whether they were found to the tolerance; else they are lower bounds."""
+    seconds: float = 0.0
+    """What a step would have taken, if that was too long for any path."""
 
     @property
     def gain(self) -> float:
         """M_0: the largest (P_i/P_1)^{1/(i−1)}, what one more pair of blocks multiplies the path by; P_1 if N = 1.
 
-        NaN for a network whose last layer starts at zero, through which no path can be seen.
+        NaN if it was not measured, and for a network whose last layer starts at zero, through which no path is seen.
         """
-        first, *others = self.path_gains
-        if first == 0:
+        if not self.path_gains or self.path_gains[0] == 0:
             return math.nan
-        return max(((p / first) ** (1 / i) for i, p in enumerate(others, start=1)), default=first)
+        first, *others = self.path_gains
+        skips = self.skips or range(1, len(self.path_gains) + 1)
+        return max(((p / first) ** (1 / (i - 1)) for i, p in zip(skips[1:], others, strict=True)), default=first)
 
     @property
     def largest_kappa(self) -> float:
@@ -59,31 +73,64 @@ def measure_gain(
     tolerance: float = 2e-3,
     max_steps: int = 100,
     generator: Generator | None = None,
+    seconds: float = math.inf,
+    progress: Progress | None = None,
 ) -> BlockGain:
     """P_i of every site, the largest over the inputs x, without any scaling of the skips. Shape: x (B, …).
 
     `call(x)` runs the model on inputs like x; it is given every input N times, so that row i·B + b carries what goes
-    through skip i of input b, and all paths are iterated at once.
+    through skip i of input b, and all paths are iterated at once. Where that would take more than about `seconds`, the
+    first and the last path are followed for one input, for as many steps as there is time for, or none at all.
     """
     # The fused attention kernels have no second derivatives.
     with unchanged(model), hooks_detached(model), sdpa_kernel(SDPBackend.MATH):
-        paths = Paths(model, call, sites, x.repeat(len(sites), *[1] * (x.ndim - 1)))
-        gains = power_iteration(paths, tolerance, max_steps, generator)
-    return BlockGain(gains.reshape(len(sites), -1).amax(1).tolist())
+        begun = time.perf_counter()
+        chosen, x, pass_seconds = affordable(call, sites, x, seconds)
+        if not chosen:
+            return BlockGain([], seconds=PASSES_OF_STEP * 2 * pass_seconds)
+        paths = Paths(model, call, chosen, x.repeat(len(chosen), *[1] * (x.ndim - 1)))
+        gains, settled = power_iteration(paths, tolerance, max_steps, generator, begun + seconds, progress)
+    skips = None if len(chosen) == len(sites) else (1, len(sites))
+    return BlockGain(gains.reshape(len(chosen), -1).amax(1).tolist(), skips, settled)
 
 
-def power_iteration(paths: Paths, tolerance: float, max_steps: int, generator: Generator | None) -> Tensor:
-    """The largest singular value of every row's path. Shape: (rows,), float64."""
+def affordable(call: Call, sites: list[SkipSite], x: Tensor, seconds: float) -> tuple[list[SkipSite], Tensor, float]:
+    """The sites and inputs that there is time for, and the seconds of a forward pass of one input."""
+    if seconds == math.inf:
+        return sites, x, 0.0
+    with torch.no_grad():
+        begun = time.perf_counter()
+        call(x[:1])
+        pass_seconds = time.perf_counter() - begun
+    rows = seconds / (pass_seconds * (PASSES_OF_GRAPH + FEWEST_STEPS * PASSES_OF_STEP))
+    ends = sites if len(sites) == 1 else [sites[0], sites[-1]]
+    for chosen, inputs in ((sites, x), (sites, x[:1]), (ends, x[:1])):
+        if len(chosen) * len(inputs) <= rows:
+            return chosen, inputs, pass_seconds
+    return [], x, pass_seconds
+
+
+def power_iteration(
+    paths: Paths, tolerance: float, max_steps: int, generator: Generator | None, end: float, progress: Progress | None
+) -> tuple[Tensor, bool]:
+    """The largest singular value of every row's path, and whether all settled in time. Shape: (rows,), float64."""
     change = torch.randn(paths.x.shape, generator=generator).to(paths.x)
     gains = torch.zeros(len(change), dtype=torch.float64)
-    for _ in range(max_steps):
+    longest = 0.0
+    for step in range(max_steps):
+        begun = time.perf_counter()
+        if step >= FEWEST_STEPS and begun + longest > end:
+            return gains, False
+        if progress is not None:
+            progress(step, max_steps)
         change = change / row_norms(change).clamp(min=torch.finfo(change.dtype).tiny)
         moved = paths.push(change)
         before, gains = gains, row_norms(moved).flatten().cpu().double()
         if torch.all((gains - before).abs() <= tolerance * gains):
-            break
+            return gains, True
         change = paths.pull(moved)
-    return gains
+        longest = max(longest, time.perf_counter() - begun)
+    return gains, False
 
 
 def row_norms(x: Tensor) -> Tensor:

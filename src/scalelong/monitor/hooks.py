@@ -6,7 +6,7 @@ others, and change no number of the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,24 +21,13 @@ from ..skips import Argument, Channels, Inline, SkipSite
 from ..skips.apply import scaled_networks
 from ..skips.hooks import NAME
 from ..skips.inline import Interceptor, register
-from ..skips.record import tensors_in, unchanged
+from ..skips.record import unchanged
 from ..skips.site import as_argument, forward_parameters
+from ..utils.runtime import Hook, blocks_of, tensors_in
 from .readings import Processes, Sums
 
 SIZE = 0.1
 """‖δ‖ over ‖x‖ of each image that the probe disturbs: far above the rounding of bf16, small beside the image."""
-
-
-def blocks_of(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
-    """The network's parts that have weights, by path; of a list or a dict of modules its entries."""
-    blocks: dict[str, nn.Module] = {}
-    for name, child in network.named_children():
-        path = f"{prefix}{name}"
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            blocks |= blocks_of(child, f"{path}.")
-        elif name != NAME and next(child.parameters(), None) is not None:
-            blocks[path] = child
-    return blocks
 
 
 @dataclass(frozen=True)
@@ -50,24 +39,6 @@ class Call:
     autocast: torch.dtype | None
 
 
-class Hook:
-    """A hook that a copy of the model does not take along: copies are not monitored."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def __call__(self, *args: Any) -> Any:
-        # A pass without gradients is an evaluation, a sample or a probe, not the step that is read.
-        return self.function(*args) if torch.is_grad_enabled() else None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial, (ignore,)
-
-
-def ignore(*args: Any) -> None:
-    """What a hook becomes in a copy."""
-
-
 class SkipHooks:
     """Reads the steps during which it is attached, all micro-batches of one, and the optimiser's step.
 
@@ -76,7 +47,7 @@ class SkipHooks:
 
     def __init__(self, network: nn.Module, sites: Sequence[SkipSite], processes: Processes, scaler: Any = None) -> None:
         self.network, self.sites, self.processes, self.scaler = network, sites, processes, scaler
-        self.blocks = blocks_of(network)
+        self.blocks = {name: block for name, block in blocks_of(network).items() if name != NAME}
         of_skips = [f"skip{site.index}/{name}" for site in sites for name in ("feature", "gradient", "share")]
         self.names = [*of_skips, *(f"block/{name}/feature" for name in self.blocks)]
         self.order: dict[str, None] = {}

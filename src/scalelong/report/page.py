@@ -89,7 +89,6 @@ def write_page(content: Content, path: Path, *, live: bool = False) -> None:
     """Write the page, whole or not at all. A live one loads itself again every few seconds."""
     # Half of a pair of surrogates may stand in a file's name or in JSON, and in no page.
     text = render(content, live=live).encode(errors="replace").decode()
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, text)
 
 

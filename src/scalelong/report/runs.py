@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ..utils.records import damage_of_run, flatten, is_reading, trained_seconds
+from ..utils.records import damage_of_run, flatten, is_reading, trained_seconds, unsealed
 from .numbers import Estimate, Finite, Points, finite, listed, plural, show
 
 T = TypeVar("T")
@@ -301,6 +301,11 @@ def cause(kind: str, events: Sequence[Event]) -> str:
     return f"; {listed([origin for origin, _ in origins.most_common(2)])}" if origins else ""
 
 
+def parse_evaluations(text: str) -> list[Evaluation]:
+    content = json.loads(text)
+    return checked(list[Evaluation], [*map(unsealed, content)] if isinstance(content, list) else content)
+
+
 def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG, METRICS))
 
@@ -315,6 +320,6 @@ def read_run(folder: Path, label: str) -> Run:
     records, events = read_file(folder / METRICS, parse, ([], []), warnings)
     damages = [event.message for event in events if event.event == "log damaged"] + [damage_of_run(folder) or ""]
     warnings += [f"{short(folder / METRICS)}: {damage}." for damage in damages if damage]
-    evaluations = read_json(folder / "evaluation.json", list[Evaluation], [], warnings)
+    evaluations = read_file(folder / "evaluation.json", parse_evaluations, [], warnings)
     kappa = read_json(folder / "kappa.json", Kappa, None, warnings)
     return Run(folder, label, config, starts, records, events, evaluations, kappa, tuple(warnings))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from ..config.schema import Config, ScalingConfig, UViTConfig
+from ..config.own import is_file
+from ..config.schema import Config, PythonConfig, ScalingConfig, UViTConfig
 from ..config.sections import Weights
 from .run_dir import Run, read_metrics
 
+# Of a network's settings: what says where it came from, and not what it is.
+NOT_SHOWN = {"kind", "weights", "weights_sha256", "skips"}
 UVIT_FILE = "nnet.safetensors"
 
 CARD = """---
@@ -45,6 +49,10 @@ FOLDED = "The scaling of the long skips is folded into the weights: nothing else
 BESIDE = """**The long skips of this network must be scaled again after loading**, as the lines above do: without
 them it samples other images. The scaling is not folded into the weights, because {reason}.
 """
+OWN_CODE = """from functools import partial
+import scalelong
+{first}
+nnet = scalelong.from_pretrained({build}, "FOLDER")"""
 UVIT_CODE = f'''from safetensors.torch import load_file
 {{again}}nnet.load_state_dict(load_file("{UVIT_FILE}"))'''
 GUIDANCE = (
@@ -61,14 +69,16 @@ def write_card(
     settings = "".join(f", {name} = {value}" for name, value in scaling.options.items())
     key = "validation_loss_ema" if weights == "ema" else "validation_loss"
     validated = [line for line in read_metrics(run.metrics.path) if key in line and line["step"] <= step]
+    is_own = isinstance(config.model, PythonConfig)
     library, how = ("U-ViT", "see below") if is_uvit else ("diffusers", "use `scalelong.runs.export.load_pipeline`")
+    library, how = ("torch", "use `scalelong.from_pretrained`") if is_own else (library, how)
     folded = "" if scaling.method == "none" else FOLDED
     text = CARD.format(
         config=config,
         first="" if reason is None else FIRST.format(library=library, how=how),
-        library="pytorch" if is_uvit else "diffusers",
+        library="pytorch" if is_uvit or is_own else "diffusers",
         task=f"{'' if config.conditional else 'un'}conditional-image-generation",
-        model=json.dumps(config.model.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})),
+        model=json.dumps(describe_network(config)),
         parameters=parameters,
         scaling="not scaled" if scaling.method == "none" else f"`{scaling.method}`{settings}, at the {scaling.where}",
         step=step,
@@ -80,6 +90,12 @@ def write_card(
         note=folded if reason is None else BESIDE.format(reason=reason),
     )
     path.write_text(text, encoding="utf-8")
+
+
+def describe_network(config: Config) -> dict[str, Any]:
+    """The settings of the network; of a path to its code the name of the file, which lies beside the card."""
+    shown = config.model.model_dump(mode="json", exclude_defaults=True, exclude=NOT_SHOWN)
+    return {key: Path(value).name if key == "factory" else value for key, value in shown.items()}
 
 
 def describe_condition(config: Config) -> str:
@@ -97,6 +113,11 @@ def describe_condition(config: Config) -> str:
 
 def code_that_loads(config: Config, *, scaled: bool) -> str:
     """Code that loads the folder, with the scaling where it is not folded into the weights."""
+    if isinstance(config.model, PythonConfig):
+        place, _, name = config.model.factory.rpartition(":")
+        first = f"from {Path(place).stem if is_file(place) else place} import {name.partition('.')[0]}"
+        options = "".join(f", {key}={value!r}" for key, value in config.model.options.items())
+        return OWN_CODE.format(first=first, build=f"partial({name}{options})")
     if isinstance(config.model, UViTConfig):
         return UVIT_CODE.format(again=code_that_scales(config.scaling) if scaled else "")
     if scaled:

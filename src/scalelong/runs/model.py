@@ -26,7 +26,7 @@ def choose_checkpoint(run: Run, which: str | int = "last") -> Checkpoint:
     found = store.load(int(which)) if str(which).isdecimal() else store.latest() if which == "last" else store.best()
     if found is not None:
         if run.exists:
-            check_same_run(run, run.config(), found)
+            check_same_run(run, run.config(allow_code=True), found)
         return found
     if which == "last":
         raise RunError(f"{run.folder} has no checkpoint yet")
@@ -48,7 +48,7 @@ def load_network(config: Config, checkpoint: Checkpoint, weights: Weights, *, co
 
 def read_network(config: Config, checkpoint: Checkpoint, weights: Weights) -> nn.Module:
     """The network of a checkpoint as it was built, in eval mode and on the CPU."""
-    model = build_model(config)
+    model = build_model(config, fresh=False)
     try:
         model.load_state_dict(checkpoint.tensors(GROUPS[weights]))
     except RuntimeError as error:

@@ -7,44 +7,41 @@ import json
 import logging
 import math
 import os
-import platform
 import shlex
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..config.build import note_start
 from ..config.load import check_config, load_recipe, to_yaml
-from ..config.schema import Config
+from ..config.own import keep_code, with_code_at_hand
+from ..config.schema import Config, PythonConfig
 from ..config.sections import EvaluationConfig
-from ..utils.atomic import locked, replace_text, writing
+from ..utils.atomic import Files, locked, replace_text, writing
 from ..utils.records import flatten, log_damage, parse_lines, read_lines
-from ..utils.runtime import Rank
+from ..utils.runtime import Rank, software
 from .checkpoint import Checkpoint, CheckpointStore
 
 logger = logging.getLogger(__name__)
-
-PACKAGES = ("scalelong", "torch", "diffusers", "datasets", "numpy", "safetensors")
 
 LOCK = ".lock"
 CHECKPOINTS = "checkpoints"
 
 # What may differ when a run resumes: nothing that a step computes depends on it.
-MAY_DIFFER = {"name", "description", "data.workers", "data.memory_gb", "data.prepared", "data.allow_paths"}
+MAY_DIFFER = {"name", "description", "model.weights"}
+MAY_DIFFER |= {f"data.{key}" for key in ("workers", "memory_gb", "prepared", "allow_paths")}
 MAY_DIFFER |= {f"evaluation.{key}" for key in EvaluationConfig.model_fields}
 MAY_DIFFER |= {
     f"training.{key}"
     for key in (
         *("steps", "log_every", "validate_every", "sample_every", "checkpoint_every"),
-        *("keep_last", "max_skipped", "must_gain", "monitor_every", "trackers", "parallel"),
+        *("keep_last", "max_skipped", "must_gain", "monitor_every", "trackers", "parallel", "seat_belt"),
     )
 }
 
@@ -77,8 +74,9 @@ class MetricsLog:
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps of the file, once all of it is on the disk."""
         if self.size:
-            with writing(self.path), self.path.open("ab") as file:
-                os.fsync(file.fileno())
+            with writing(self.path):
+                for path in (self.path, self.path.parent):
+                    Files().sync(path)
         return {"metrics_size": self.size, "metrics_lines": self.lines, "metrics_sha256": self.digest.hexdigest()}
 
     def resume(self, saved: Mapping[str, Any] | None) -> str | None:
@@ -142,11 +140,24 @@ class Run:
     def exists(self) -> bool:
         return self.config_file.is_file()
 
-    def config(self) -> Config:
-        """The recipe that the run was started with."""
+    def config(self, overrides: Sequence[str] = (), *, allow_code: bool = False) -> Config:
+        """The recipe that the run was started with; one that names code only for those who allow it to run."""
         if not self.exists:
             raise RunError(f"{self.folder} is not the folder of a run: it has no {self.config_file.name}")
-        return load_recipe(self.config_file)
+        config = load_recipe(self.config_file, overrides)
+        if isinstance(config.model, PythonConfig) and not allow_code:
+            raise RunError(
+                f"{self.folder} has a network of its own, and would run the code {config.model.factory}: look at it, "
+                "then give --allow-code (allow_code=True)"
+            )
+        if isinstance(config.model, PythonConfig):
+            return config.model_copy(update={"model": with_code_at_hand(config.model, self.folder / "code")})
+        return config
+
+    def note_network(self, config: Config) -> Config:
+        """The recipe with what its network is made of, as it was noted when the run was begun, or is now."""
+        begun = self.exists and isinstance(config.model, PythonConfig)
+        return note_start(config, self.config(allow_code=True) if begun else None)
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other processes from training in the folder."""
@@ -169,11 +180,12 @@ class Run:
 
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
         """Write what the run is, before its first step or when it resumes; earlier environments are kept."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps([*self.starts(), environment], indent=1, ensure_ascii=False)
         # First what makes the folder that of a run: a kill in between leaves one that can be begun again.
         replace_text(self.config_file, to_yaml(config))
         replace_text(self.environment_file, text + "\n")
+        if isinstance(config.model, PythonConfig):
+            keep_code(config.model, self.folder / "code")
 
 
 def last_precision(run: Run) -> str | None:
@@ -209,33 +221,6 @@ def environment(*, device: torch.device, processes: int, precision: str, seed: i
         "threads": torch.get_num_threads(),
         "precision": precision,
     }
-
-
-def software() -> dict[str, Any]:
-    """What is the same for all that this machine does with this checkout."""
-    found = {"python": platform.python_version(), **versions()}
-    return {"versions": found, "commit": git_commit(Path(__file__).parent), "platform": platform.platform()}
-
-
-@cache
-def versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-@cache  # A long process runs the code that it began with.
-def git_commit(folder: Path) -> str | None:
-    """The commit of the checkout that a folder lies in, with `-dirty` if files differ from it; None outside of one."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 @dataclass(frozen=True)
@@ -287,10 +272,14 @@ def find_resume_point(run: Run, config: Config, resume: str | Path = "auto") -> 
 def check_same_run(run: Run, config: Config, checkpoint: Checkpoint | None) -> None:
     """Raise if the run was trained with settings that make other steps: those of its checkpoint, or of config.yaml."""
     saved = None if checkpoint is None else checkpoint.state().get("recipe")
-    bound = run.config() if saved is None else check_config(saved, {(): f"{run.folder}: the checkpoint's recipe"})
+    bound = (
+        run.config(allow_code=True)
+        if saved is None
+        else check_config(saved, {(): f"{run.folder}: the checkpoint's recipe"})
+    )
     if not (changed := differences(bound, config)):
         return
-    if saved is not None and not differences(run.config(), config):
+    if saved is not None and not differences(run.config(allow_code=True), config):
         raise RunError(
             f"{run.config_file} is not what the run was trained with ({changed}): put it back, "
             "or train with it in another folder (--out)"
@@ -304,6 +293,9 @@ def check_same_run(run: Run, config: Config, checkpoint: Checkpoint | None) -> N
 def differences(one: Config, other: Config) -> str:
     """The first settings that make other steps, with both values; empty if there are none."""
     before, now = flatten(one.model_dump(mode="json")), flatten(other.model_dump(mode="json"))
+    for settings in (before, now):
+        if "model.factory" in settings:  # Its file may lie elsewhere; what is in it is another setting.
+            settings["model.factory"] = Path(settings["model.factory"]).name
     # A learning rate that falls until the last step depends on which that is.
     free = MAY_DIFFER if other.optim.schedule == "constant" else MAY_DIFFER - {"training.steps"}
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in free]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..utils import block_folder as blocks
-from ..utils.atomic import Damaged, atomic_write, locked, verify_files, writing
+from ..utils.atomic import Damaged, atomic_write, locked, publish, verify_files, writing
 from ..utils.runtime import Rank
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def save_grid(images: Tensor, path: Path) -> None:
     picture = to_picture(tile(images))
     factor = math.ceil(SHORTEST_SIDE / min(picture.size))
     large = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
-    path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, lambda temporary: large.save(temporary, format="PNG"))
 
 
@@ -165,7 +164,7 @@ class SampleFolder:
             os.rename(self.folder, old)
         entries = {name: index.entries[name] for name in self.blocks}
         blocks.write_index(self.index_file, blocks.Index(self.fingerprint, entries))
-        os.rename(self.partial, self.folder)
+        publish(self.partial, self.folder)
         (self.folder / blocks.INDEX).unlink()
         shutil.rmtree(old, ignore_errors=True)
 

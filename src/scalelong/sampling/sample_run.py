@@ -63,6 +63,7 @@ def sample_run(
     checkpoint: str | int = "last",
     batch: int = BATCH,
     compile: bool = False,
+    allow_code: bool = False,
     progress: Progress = lambda done, count: None,
 ) -> Path:
     """Sample images with a checkpoint of a run; returns the folder of the PNGs and `grid.png`, complete or absent.
@@ -71,12 +72,13 @@ def sample_run(
     where none is requested, is the k-th of them by turns, whatever the seed. Finished blocks are not sampled again,
     after an interruption or for a larger `count`; processes started by torchrun share the rest. On one machine the
     files are the same to the bit at the same `batch` and number of threads, and with others but for rounding. `compile`
-    takes its time once for every size of batch, is faster then, and has a folder of its own. `checkpoint` is last, best
-    or a step. What is not given is as the recipe's `sampling:` block says.
+    takes its time once for every size of batch, is faster then, and has a folder of its own. `allow_code` lets a run
+    bring the code of its network. `checkpoint` is last, best or a step. What is not given is as the recipe's
+    `sampling:` block says.
     """
     run = Run(Path(folder))
     config = with_sampling(
-        run.config(),
+        run.config(allow_code=allow_code),
         steps=steps,
         sampler=sampler,
         timestep_spacing=timestep_spacing,

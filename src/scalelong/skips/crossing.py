@@ -105,8 +105,9 @@ def refuse_web(record: Record, joins: list[Join], found: list[Join]) -> None:
         past += found
     if past:
         raise ValueError(
-            f"long skips of several levels are woven into one another: {describe_all(record, past)}. They have no order "
-            "from outermost to innermost. Say which to scale by sites=[SkipSite(...)]; see docs/models.md."
+            f"long skips of several levels are woven into one another: {describe_all(record, past)}. "
+            "They have no order from outermost to innermost. "
+            "Say which to scale by sites=[SkipSite(...)]; see docs/models.md."
         )
 
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..utils.runtime import tensors_in
 from .inline import KINDS, Joined, Key
 from .site import Channels, Keywords
 
@@ -324,12 +325,3 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for buffer, saved in copies.items():
                 if not buffer.is_meta and not torch.equal(buffer, saved):
                     buffer.copy_(saved)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, Mapping)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_in(item)

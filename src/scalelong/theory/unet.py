@@ -129,11 +129,22 @@ def feature_norms(networks: Tensor, kappas: Tensor, generator: Generator, scale:
 
 
 def gradient_norms(networks: Tensor, kappas: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Squared norms of two gradients over ‖x‖². Shape: kappas (N, 1) → (networks, N+1), float64, twice.
+    """The two norms of `matrix_norms`, each the mean over a block's matrices; the last block is the middle.
 
-    Of the matrices of a block the mean is taken; the last block is the middle. The first gradient is of ⟨v, h_0⟩ with a
-    random unit vector v. The second is of the denoising loss ℓ = ‖h_0 − ε‖² over 4ℓ, and would be the same if h_0 − ε
-    did not depend on the network.
+    Shape: kappas (N, 1) → (networks, N+1), float64, twice.
+    """
+    blocks, *norms = matrix_norms(networks, kappas, generator)
+    members = [[place for place, block in enumerate(blocks) if block == index] for index in sorted(set(blocks))]
+    independent, denoising = (torch.stack([norm[:, own].mean(1) for own in members], dim=1) for norm in norms)
+    return independent, denoising
+
+
+def matrix_norms(networks: Tensor, kappas: Tensor, generator: Generator) -> tuple[list[int], Tensor, Tensor]:
+    """Squared norms of two gradients over ‖x‖² for every matrix, as the forward pass meets them, and whose block it is.
+
+    The first gradient is of ⟨v, h_0⟩ with a random unit vector v. The second is of the denoising loss ℓ = ‖h_0 − ε‖²
+    over 4ℓ, and would be the same if h_0 − ε did not depend on the network. Shape: kappas (N, 1) → (networks,
+    matrices), float64, twice.
     """
     x, v, noise = (unit_inputs(networks, generator) for _ in range(3))
     records: list[Record] = []
@@ -142,16 +153,19 @@ def gradient_norms(networks: Tensor, kappas: Tensor, generator: Generator) -> tu
     residual = residual / residual.norm(dim=1, keepdim=True)
     outputs = [made for _, _, made in records]
     independent, denoising = (torch.autograd.grad(output, outputs, w, retain_graph=True) for w in (v, residual))
-    return block_norms(records, independent), block_norms(records, denoising)
+    return [block for block, _, _ in records], squared_norms(records, independent), squared_norms(records, denoising)
 
 
-def block_norms(records: list[Record], gradients: Sequence[Tensor]) -> Tensor:
-    """‖δ‖²·‖input‖² is the squared norm of a matrix's gradient δ·inputᵀ. Shape: (networks, N+1)."""
-    norms: dict[int, list[Tensor]] = {}
-    for (index, read, _), gradient in zip(records, gradients, strict=True):
-        squared = gradient.double().square().sum((1, 2)) * read.detach().double().square().sum((1, 2))
-        norms.setdefault(index, []).append(squared)
-    return torch.stack([torch.stack(norms[index]).mean(0) for index in sorted(norms)], dim=1)
+def squared_norms(records: list[Record], gradients: Sequence[Tensor]) -> Tensor:
+    """‖δ‖²·‖input‖² is the squared norm of a matrix's gradient δ·inputᵀ. Shape: (networks, matrices)."""
+    pairs = zip(records, gradients, strict=True)
+    return torch.stack(
+        [
+            gradient.double().square().sum((1, 2)) * read.detach().double().square().sum((1, 2))
+            for (_, read, _), gradient in pairs
+        ],
+        dim=1,
+    )
 
 
 def lipschitz(networks: Tensor) -> Tensor:

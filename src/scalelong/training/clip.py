@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .parallel import local, whole
+from ..utils.runtime import local, whole
 
 START = 100  # Steps in which all gradients are clipped together, and every average is the least norm seen.
 DECAY = 0.98  # Of the averages after that.

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from ..config.schema import Config
-from ..guard.nonfinite import StepDecision
+from ..guard.losses import Restoration, StepDecision, TrainingDiverged
 from ..monitor import SkipMonitor
 from ..runs.run_dir import Run, RunError
 from ..utils.records import flatten
@@ -106,6 +106,18 @@ class RunLogger:
         numbers = {"loss": decision.loss, "grad_norm": decision.grad_norm}
         self.record(step, {"event": "skipped", **numbers, "origin": origin})
         self.info(f"step {step} skipped: loss {decision.loss:.4g}, {origin}")
+
+    def log_restoration(self, restoration: Restoration) -> None:
+        """The seat belt went back."""
+        told = {"from_step": restoration.step, "factor": restoration.factor, "message": str(restoration)}
+        self.record(restoration.back_to, {"event": "rollback", **told})
+        self.clock.lap(restoration.back_to)  # The next speed counts from there.
+        self.info(str(restoration))
+
+    def log_end(self, step: int, error: TrainingDiverged) -> None:
+        """The run cannot be saved; what a user may do with its checkpoints is said with it."""
+        error.args = (f"{error}; other settings begin at a checkpoint: --resume CHECKPOINT --out OTHER",)
+        self.record(step, {"event": "diverged", "message": str(error)})
 
 
 class Display(Protocol):

@@ -17,26 +17,18 @@ from torch import nn
 
 from ..config.build import build_model, build_process, conditioning_of, has_channels_last, open_inputs
 from ..config.schema import Config
-from ..guard.nonfinite import StepDecision, TrainingDiverged, advice, check_finite
+from ..guard.belt import SeatBelt
+from ..guard.losses import Restoration, StepDecision, TrainingDiverged, check_finite
 from ..monitor import SkipMonitor
 from ..runs.checkpoint import Checkpoint
-from ..runs.run_dir import (
-    ResumePoint,
-    Run,
-    drop_later,
-    environment,
-    find_resume_point,
-    is_finished,
-    last_precision,
-)
-from .ema import EMA
+from ..runs.run_dir import ResumePoint, Run, drop_later, environment, find_resume_point, is_finished, last_precision
+from ..utils.runtime import whole
+from .clip import AdaptiveClip
 from .logger import Display, RunLogger
 from .loss import DiffusionLoss, NoisyBatch, build_validation, find_origin, seed_dropout
-from .parallel import Parallel, StopSignals, alone_in, check_batch_divides, explain_lost_peer, whole
-from .samples import open_evaluator, save_samples
-from .state import TrainState, build_clip, build_optimizer, learning_rate
-
-MAX_ROLLBACKS = 3
+from .parallel import Parallel, StopSignals, alone_in, build_optimizer, check_batch_divides, explain_lost_peer
+from .samples import evaluate_samples, open_evaluator, save_samples
+from .state import EMA, TrainState, learning_rate
 
 
 @dataclass(frozen=True)
@@ -60,6 +52,7 @@ def train(
     """Train a recipe in a run folder, or resume the run in it; a finished one is left as it is."""
     with explain_lost_peer():
         run = Run(Path(out))
+        config = run.note_network(config)
         start = find_resume_point(run, config, resume)
         if is_finished(config, run, start):
             return TrainResult(run.folder, start.step, config.training.steps, trained=0)
@@ -89,16 +82,22 @@ class Trainer:
             process, self.conditioning, config.seed, training.batch_size, self.batches.own, channels_last
         )
         self.validation = build_validation(config, self.inputs, rank=rank, device=self.device)
-        self.network = parallel.place(build_model(config), training)
+        self.network = parallel.place(build_model(config, fresh=start.checkpoint is None), training)
         self.model = parallel.wrap(self.network, training)
         optimizer = build_optimizer(self.network, config.optim, self.device)
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ema = EMA(self.network, config.optim.ema_decay, warmup=config.optim.ema_warmup)
-        clip = build_clip(config.optim, self.parameters)
-        self.state = TrainState(self.network, optimizer, ema, parallel.build_scaler(), clip)
+        ratio, scaler = config.optim.adaptive_clip, parallel.build_scaler()
+        clip = None if ratio is None else AdaptiveClip(ratio, self.parameters)
+        self.state = TrainState(self.network, optimizer, ema, scaler, clip)
+        if training.seat_belt:
+            nothing = self.loss.process.loss_of_nothing()
+            self.state.belt = SeatBelt(self.network, optimizer, ema, nothing=nothing, scaler=scaler)
+        self.origin = ""  # Of the last numbers that were not finite.
         self.monitor = None
         if every := training.monitor_every:
-            self.monitor = SkipMonitor(self.model, every=every, probe_every=10 * every, scaler=self.state.scaler)
+            sites, scaler = config.model.sites, self.state.scaler
+            self.monitor = SkipMonitor(self.model, every=every, probe_every=10 * every, sites=sites, scaler=scaler)
         self.evaluator = None
         if config.evaluation.every is not None:
             self.evaluator = open_evaluator(config, run, self.inputs, parallel, self.logger.display.show_progress)
@@ -120,6 +119,9 @@ class Trainer:
                     self.finish_pending()
                     while state.step < steps and not self.stopping:
                         self.advance()
+            except TrainingDiverged as error:
+                self.logger.log_end(state.step, error)
+                raise
             finally:
                 self.logger.stop()
         stopped = self.stopping and state.step < steps
@@ -130,18 +132,22 @@ class Trainer:
     def advance(self) -> None:
         """One step, and whatever is due after it."""
         decision = self.train_step()
-        if decision.action == "rollback":
-            self.roll_back()
+        restoration = self.check_collapse(decision)
+        if restoration is not None:
+            self.go_back(restoration)
             return
         config, step = self.config, self.state.step
         last = step == config.training.steps
         if step % config.training.log_every == 0 or last:
-            lr = learning_rate(config.optim, step - 1, config.training.steps)
+            lr = learning_rate(config.optim, step - 1, config.training.steps) * self.state.factor
             self.logger.log(step, loss=self.state.take_mean_loss(), lr=lr, grad_norm=decision.grad_norm)
         validation_loss = self.validate() if (validated := self.is_due(config.training.validate_every)) else None
         self.stopping |= validated and self.parallel.any_rank(self.logger.display.ends)
         # Before what takes long or may fail, so that neither costs the steps since the last checkpoint.
-        saved = last or self.stopping or self.checkpoint_is_due()
+        due = last or self.checkpoint_is_due()
+        saved = due or self.stopping
+        if due and self.state.belt is not None:
+            self.state.belt.rebase()  # The checkpoint is the older snapshot.
         if saved:
             self.save(validation_loss)
         if self.is_due(config.training.sample_every) and not self.stopping:
@@ -234,7 +240,7 @@ class Trainer:
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint."""
-        saved = self.state.load(checkpoint)
+        saved = self.state.load(checkpoint, same_run=self.start.same_run)
         if self.monitor is not None:
             self.monitor.load_state_dict(saved["monitor"]) if saved["monitor"] else self.monitor.seek(saved["step"])
 
@@ -298,50 +304,39 @@ class Trainer:
     def evaluate(self) -> None:
         """Evaluate samples of the last step; a signal stops it, and then the run, which evaluates when it resumes."""
         assert self.evaluator is not None
-        state, step = self.state, self.state.step
-        numbers: dict[str, float] = {}
-        self.network.eval()
+        what, told = (self.evaluator, self.network, self.config, self.state), (self.signals.requested, self.logger.info)
         with self.logger.clock.paused(), self.parallel.evaluating():
-            for weights in self.config.evaluation.chosen:
-                with state.ema.swap(self.network) if weights == "ema" else nullcontext():
-                    found = self.evaluator.evaluate(self.network, step, weights, self.signals.requested)
-                if found is None:
-                    self.stopping = True
-                    break
-                numbers |= found.numbers()
-                self.logger.info(f"step {step}, {found}")
-            self.parallel.wait_for_everyone()  # All have their result by now, so that none waits for long.
-        self.network.train()
-        if self.parallel.is_main:
-            self.evaluator.tidy()
-        if not self.stopping:
-            self.logger.record(step, numbers)
-            state.evaluated = step
+            numbers = evaluate_samples(*what, self.parallel, *told)
+        self.stopping = self.stopping or numbers is None
+        if numbers is not None:
+            self.logger.record(self.state.step, numbers)
+            self.state.evaluated = self.state.step
 
     # When something goes wrong
 
     def count_nonfinite(self, decision: StepDecision, micro_batches: list[NoisyBatch]) -> None:
-        """Count a non-finite step, say where it began, and give up after too many rollbacks."""
-        state, step = self.state, self.state.step + 1
-        origin = find_origin(self.loss, self.network, micro_batches, self.parallel)
-        state.skipped += 1
-        state.rollbacks += decision.action == "rollback"
-        if state.rollbacks > MAX_ROLLBACKS:
-            message = advice(decision, step, origin, MAX_ROLLBACKS)
-            self.logger.record(step, {"event": "diverged", "message": message})
-            raise TrainingDiverged(message)
-        self.logger.log_skipped(step, decision, origin)
+        """Count a non-finite step, and say where it began."""
+        self.origin = find_origin(self.loss, self.network, micro_batches, self.parallel)
+        self.state.skipped += 1
+        self.logger.log_skipped(self.state.step + 1, decision, self.origin)
 
-    def roll_back(self) -> None:
-        """Return to the last checkpoint, and continue with other batches."""
-        checkpoint = self.store.latest()
-        assert checkpoint is not None, "a run has a checkpoint from its first step on"
-        bad_step = self.state.step
-        self.state.roll_back(checkpoint)
-        self.saved = self.state.step
+    def check_collapse(self, decision: StepDecision) -> Restoration | None:
+        """What the seat belt did about a loss that collapsed, or about too many steps that were not finite."""
+        belt, step = self.state.belt, self.state.step
+        if decision.action == "rollback":
+            why = f"the numbers were still not finite (loss {decision.loss:.4g}: {self.origin})"
+            if belt is None:
+                raise TrainingDiverged(f"at step {step} {why}")
+            return belt.restore(why, step=step)
+        # Steps that were skipped count here, too.
+        return belt.step(decision.loss, number=step) if belt is not None and decision.ok else None
+
+    def go_back(self, restoration: Restoration) -> None:
+        """Continue after the step that the seat belt went back to, with other batches."""
+        self.state.go_back(restoration.back_to)
+        self.saved = min(self.saved, self.state.step)
         if self.monitor is not None:
             self.monitor.seek(self.state.step)
         if self.evaluator is not None and self.parallel.is_main:
             self.evaluator.begin(self.state.step)
-        self.logger.record(self.state.step, {"event": "rollback", "from_step": bad_step})
-        self.logger.info(f"went back from step {bad_step} to the checkpoint of step {checkpoint.step}")
+        self.logger.log_restoration(restoration)

@@ -19,11 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import DistError
+from torch.optim import AdamW, Optimizer
 
 from ..config.build import lay_out
 from ..config.schema import Config, TrainingConfig
+from ..config.sections import OptimConfig
 from ..runs.run_dir import ResumePoint, Run, RunError, check_unchanged
-from ..utils.runtime import Rank, best_device, check_compiler, own_device, resolve_precision
+from ..utils.runtime import Rank, best_device, check_compiler, is_sharded, own_device, resolve_precision, whole
+
+# The devices whose AdamW is one kernel in every supported version of torch.
+FUSED = {"cuda", "cpu", "xpu"}
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -245,6 +250,19 @@ def check_batch_divides(config: Config, processes: int) -> None:
         )
 
 
+def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.device) -> Optimizer:
+    fused = device.type in FUSED
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return AdamW(
+        parameters,
+        lr=config.lr,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=fused,
+        foreach=None if fused else True,
+    )
+
+
 # FSDP: each process holds a shard of the weights, of their EMA and of the optimiser's state; checkpoints hold whole
 # tensors, so that a run saved sharded resumes unsharded, and the other way round.
 
@@ -285,21 +303,6 @@ def without_gradient_sync(sharded: Any) -> Iterator[None]:
         yield
     finally:
         sharded.set_requires_gradient_sync(True)
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    # Not by class, which lives in a package that takes long to import and is needed by sharded runs only.
-    return hasattr(tensor, "full_tensor")
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's part, sharing its memory; a tensor that is not sharded itself."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All parts together; every process must ask at the same time."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def gather_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from torch import nn
@@ -16,6 +17,7 @@ from ..sampling.images import save_grid
 from ..sampling.sample_run import sample_network, validation_condition
 from ..utils.block_folder import wait_until
 from .parallel import Parallel
+from .state import TrainState
 
 GRID_IMAGES = 64
 
@@ -56,3 +58,29 @@ def open_evaluator(
         uses_fsdp=parallel.uses_fsdp,
         progress=progress,
     )
+
+
+def evaluate_samples(
+    evaluator: Evaluator,
+    network: nn.Module,
+    config: Config,
+    state: TrainState,
+    parallel: Parallel,
+    stopped: Callable[[], bool],
+    say: Callable[[str], None],
+) -> dict[str, float] | None:
+    """The numbers of the recipe's evaluation after this step; None if it was stopped."""
+    numbers, found = dict[str, float](), None
+    network.eval()
+    for weights in config.evaluation.chosen:
+        with state.ema.swap(network) if weights == "ema" else nullcontext():
+            found = evaluator.evaluate(network, state.step, weights, stopped)
+        if found is None:
+            break
+        numbers |= found.numbers()
+        say(f"step {state.step}, {found}")
+    parallel.wait_for_everyone()  # All have their result by now, so that none waits for long.
+    network.train()
+    if parallel.is_main:
+        evaluator.tidy()
+    return None if found is None else numbers

@@ -19,6 +19,8 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from .runtime import process_exists
+
 # For so long a process of another machine, which is not known here, does not pause while it writes a file.
 QUIET_SECONDS = 60.0
 
@@ -42,7 +44,11 @@ class Files:
     """What a save does to the disk. Every method raises OSError, and nothing else, when the disk refuses."""
 
     def make_folder(self, path: Path) -> None:
+        """Make a folder, and those around it; a power loss does not take it away again, with all that is in it."""
+        missing = [place for place in (path, *path.parents) if not place.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for place in missing:
+            self.sync(place.parent)
 
     def write_bytes(self, path: Path, data: bytes) -> None:
         path.write_bytes(data)
@@ -114,6 +120,7 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
     remove_left_behind(path.parent, f".tmp-*-{glob.escape(path.name)}")
     try:
         with writing(path):
+            files.make_folder(path.parent)
             write(temporary)
             open_to_umask(temporary)
             files.sync(temporary)
@@ -123,6 +130,15 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def publish(temporary: Path, folder: Path) -> None:
+    """Sync the files of a folder and give it its name: it is complete or not there."""
+    files = Files()
+    for path in (*temporary.rglob("*"), temporary):
+        files.sync(path)
+    files.rename(temporary, folder)
+    files.sync(folder.parent)
+
+
 def remove_left_behind(folder: Path, pattern: str) -> None:
     """Remove what killed processes left of files: whose process is gone from this machine and that nobody writes to."""
     for path in folder.glob(pattern):
@@ -130,16 +146,6 @@ def remove_left_behind(folder: Path, pattern: str) -> None:
             owner = next((int(part) for part in path.name.split("-") if part.isdigit()), 0)
             if not process_exists(owner) and time.time() - path.stat().st_mtime > QUIET_SECONDS:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def process_exists(number: int) -> bool:
-    """Whether a process of this number runs here; Windows is not asked, where the question would end it."""
-    try:
-        return os.name == "nt" or number < 1 or os.kill(number, 0) is None
-    except ProcessLookupError:
-        return False
-    except OSError:  # It is another user's.
-        return True
 
 
 def open_to_umask(path: Path) -> None:
@@ -163,7 +169,7 @@ def locked(file: Path, busy: str, *, wait: float | None = 0) -> Iterator[None]:
     """
     folder = file.parent
     is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+    Files().make_folder(folder)
     lock = FileLock(file)
     try:
         lock.acquire(timeout=-1 if wait is None else wait)

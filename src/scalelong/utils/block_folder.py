@@ -83,7 +83,6 @@ class BlockFolder:
         strangers = [path for path in self.path.glob("*") if not path.name.startswith(".")]
         if strangers and not (self.path / INDEX).exists():
             raise BlockError(f"{self.path} holds other files: choose a new or empty folder")
-        self.path.mkdir(parents=True, exist_ok=True)
         return write_index(self.path / INDEX, Index(fingerprint, None))
 
     def add(

@@ -9,6 +9,26 @@ from pathlib import Path
 from typing import Any
 
 
+def sealed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of a list with the SHA-256 of the rest of it."""
+    return {**entry, "sha256": hashlib.sha256(json.dumps(entry).encode()).hexdigest()}
+
+
+def unsealed(entry: Any) -> Any:
+    """What was sealed, or an entry of an older version; raises ValueError if it is not as it was written.
+
+    >>> unsealed(sealed({"step": 1}) | {"step": 2})
+    Traceback (most recent call last):
+    ValueError: an entry does not match its checksum
+    """
+    if not isinstance(entry, Mapping) or "sha256" not in entry:
+        return entry
+    content = {key: value for key, value in entry.items() if key != "sha256"}
+    if sealed(content)["sha256"] != entry["sha256"]:
+        raise ValueError("an entry does not match its checksum")
+    return content
+
+
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A recipe by its dotted keys.
 

@@ -6,12 +6,13 @@ import dataclasses
 import json
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from scalelong.guard.nonfinite import SpikeDetector, advice, check_finite
+from scalelong.guard.losses import LossWatch, SpikeDetector, TrainingDiverged, check_finite
 
 NAN, INF = float("nan"), float("inf")
 
@@ -44,10 +45,10 @@ def test_decisions_are_frozen() -> None:
         check_finite(1.0, 1.0).loss = 0.0  # type: ignore
 
 
-def test_the_advice_says_what_happened_and_what_to_change_in_one_line() -> None:
-    said = advice(check_finite(NAN, 1.0), 9, "mid_block is the first module whose output was non-finite", rollbacks=2)
-    assert "after 2 rollbacks" in said and "step 9: loss nan, gradient norm 1: mid_block" in said
-    assert "Lower the learning rate" in said and "scaling.method=cs" in said and "\n" not in said
+def test_a_run_that_ends_says_what_happened_and_what_to_change_in_one_line() -> None:
+    said = str(TrainingDiverged("after 3 returns to step 40 the loss was 1.01"))
+    assert said.startswith("training diverged: after 3 returns to step 40 the loss was 1.01. Lower the learning rate")
+    assert "scaling.method=cs" in said and "\n" not in said
 
 
 def test_weights_never_see_a_bad_gradient() -> None:
@@ -153,3 +154,68 @@ def test_a_resumed_detector_marks_the_same_steps() -> None:
 def test_bad_options_are_refused(window: int, threshold: float) -> None:
     with pytest.raises(ValueError, match="a window of at least 4 and a threshold above 0 are needed"):
         SpikeDetector(window, threshold)
+
+
+def noisy(level: Callable[[int], float], steps: int, noise: float, seed: int) -> list[list[float]]:
+    """Windows of 20 losses around a level, each off by a share of it that has a heavy tail."""
+    generator = torch.Generator().manual_seed(seed)
+    normal, chi = torch.randn(steps, generator=generator), torch.randn(steps, 4, generator=generator).square().mean(1)
+    losses = [
+        level(step) * math.exp(noise * (n / c.sqrt()).item())
+        for step, (n, c) in enumerate(zip(normal, chi, strict=True))
+    ]
+    return [losses[k : k + 20] for k in range(0, steps, 20)]
+
+
+HEALTHY = {
+    "learning fast, small batches": (lambda step: 0.16 + 0.84 * math.exp(-step / 80), 0.3),
+    "learning slowly, large batches": (lambda step: 0.1 + 0.9 * math.exp(-step / 2000), 0.02),
+    "long at that of predicting nothing": (lambda step: min(1.0, math.exp(-(step - 1500) / 300) + 0.2), 0.05),
+    "large at first": (lambda step: 0.2 + 1e4 * math.exp(-step / 50), 0.2),
+    "hard to learn": (lambda step: 0.9 + 0.1 * math.exp(-step / 500), 0.05),
+    "a spike of five steps every thousand": (lambda step: 0.8 if step % 1000 < 5 else 0.2, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_runs_that_survive_are_taken_for_collapsed_at_most_once_in_ten_thousand_steps(name: str) -> None:
+    level, noise = HEALTHY[name]
+    alarms = 0
+    for seed in range(10):
+        watch = LossWatch(nothing=1.0)
+        alarms += [watch.look(window) for window in noisy(level, 4000, noise, seed)].count("collapsed")
+    assert alarms <= 4  # In 40,000 steps.
+
+
+@pytest.mark.parametrize("best", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("end", [1.0, 3.0, 50.0])
+def test_a_collapse_is_seen_within_two_windows(best: float, end: float) -> None:
+    for seed in range(10):
+        watch, start = LossWatch(nothing=1.0), 3000 + 7 * seed
+        windows = noisy(lambda step: best if step < start else end, 3200, 0.05, seed)  # noqa: B023
+        found = [watch.look(window) for window in windows].index("collapsed")
+        assert 20 * found - start < 20
+
+
+def test_a_loss_that_was_once_a_little_better_and_stays_at_nothing_is_believed_after_ten_windows() -> None:
+    watch = LossWatch(nothing=1.0)
+    states = [watch.look(window) for window in noisy(lambda step: 0.96 if step < 40 else 1.001, 400, 0.005, 0)]
+    assert states[:2] == ["healthy", "healthy"]
+    assert "collapsed" in states
+
+
+def test_a_window_that_is_not_finite_has_collapsed_whenever_it_comes() -> None:
+    assert LossWatch().look([NAN] * 20) == "collapsed"
+    watch = LossWatch(nothing=1.0)
+    watch.look([0.2] * 20)
+    assert watch.look([0.2] * 19 + [INF]) == "collapsed"
+    assert watch.look([0.2] * 20) == "healthy"
+
+
+def test_the_watch_goes_on_from_its_state() -> None:
+    windows = noisy(lambda step: 0.2 if step < 700 else 1.0, 800, 0.1, 0)
+    whole, begun, resumed = LossWatch(), LossWatch(), LossWatch()
+    expected = [whole.look(window) for window in windows]
+    first = [begun.look(window) for window in windows[:20]]
+    resumed.load_state_dict(json.loads(json.dumps(begun.state_dict())))
+    assert first + [resumed.look(window) for window in windows[20:]] == expected
