@@ -18,6 +18,7 @@ from run_cases import run_tiny, tiny
 from scalelong.cli import printable
 from scalelong.cli.console import LONGEST_LINE, fail, print_line, print_now
 from scalelong.cli.train import describe_end
+from scalelong.config import load_recipe
 from scalelong.data.decode import BrokenImages
 from scalelong.training import TrainResult
 
@@ -122,7 +123,8 @@ def test_a_message_that_quotes_something_long_is_cut(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("signal_number", [None, 15])
 def test_commands_to_copy_are_quoted(trained: int, signal_number: int | None) -> None:
     folder = Path("runs/my run; rm -rf $HOME")
-    said = describe_end(TrainResult(folder, 3 if signal_number is None else 2, 3, trained, signal_number))
+    result = TrainResult(folder, 3 if signal_number is None else 2, 3, trained, signal_number)
+    said = describe_end(result, load_recipe("digits"))
     assert "'runs/my run; rm -rf $HOME'" in said.rpartition("scalelong ")[2]
 
 

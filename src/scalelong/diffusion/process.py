@@ -282,7 +282,7 @@ class DiffusionProcess:
         `variance` is that of the data about its mean image, per number; for x0 and v there is no answer without it.
 
         >>> DiffusionProcess().loss_of_nothing(), DiffusionProcess(prediction="v").loss_of_nothing(0.25)
-        (1.0, 0.41...)
+        (1.0, 0.45...)
         """
         if self.prediction != "epsilon" and variance is None:
             return None
