@@ -44,7 +44,9 @@ def test_every_number_of_the_page_is_that_of_the_files() -> None:
 
 def test_the_page_has_a_place_for_every_block_and_no_other() -> None:
     text = make_results.PAGE.read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- (?!end)(.*?) -->", text)) <= set(make_results.blocks(make_results.read_cells()))
+    found = re.findall(r"<!-- (?!end)(.*?) -->", text)
+    known = set(make_results.blocks(make_results.read_cells())) - {"digits-deep cures"}  # No such units are planned.
+    assert set(found) == known and len(found) == len(known) == text.count("<!-- end -->")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
