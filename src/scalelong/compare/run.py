@@ -172,8 +172,8 @@ class Launcher:
 
     def _open_jobs(self) -> deque[Job]:
         """The runs that are not done, those that were begun first; the advice at the end, when a process is free."""
-        records = {run: self.records[str(run.folder)] for run in self.plan.runs}
-        runs = [run for run, record in records.items() if record.outcome is None and record.damage is None]
+        pairs = ((run, self.records[str(run.folder)]) for run in self.plan.runs)
+        runs = [run for run, record in pairs if record.outcome is None and record.damage is None]
         runs.sort(key=lambda run: self.records[str(run.folder)].step == 0)
         logs, found = self.folder / "logs", deque[Job]()
         work = outcome.run_until_failed if self.plan.edge_rates else outcome.run

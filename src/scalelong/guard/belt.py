@@ -158,7 +158,8 @@ class SeatBelt:
         self.sizes, self._latest = [dict(row) for row in facts["sizes"]], dict(facts["latest"])
         self.watch.load_state_dict(facts["watch"])
         self._reading.close()
-        if len(self.losses) == WINDOW - 1:
+        # A loop that has not begun measures its first step, for the first snapshot.
+        if not facts["ring"] or len(self.losses) == WINDOW - 1:
             self._measure()
 
     def __getstate__(self) -> dict[str, Any]:
