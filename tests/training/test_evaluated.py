@@ -22,7 +22,7 @@ from scalelong.evaluation import Evaluator, NotComparable, Plan, evaluate_run, r
 from scalelong.evaluation import evaluate as evaluating
 from scalelong.evaluation.results import check_comparable
 from scalelong.runs import Run
-from scalelong.training import TrainResult
+from scalelong.training import Display, TrainResult
 from scalelong.utils.runtime import SINGLE
 
 pytest.importorskip("torchmetrics")
@@ -205,6 +205,24 @@ def test_a_run_that_goes_back_to_a_checkpoint_forgets_what_was_evaluated_later(w
     run_evaluated(tmp_path / "run", "evaluation.every=5", "evaluation.weights=ema", resume=checkpoint)
     found = [(one.step, one.weights) for one in read_evaluations(tmp_path / "run")]
     assert found == [(2, "ema"), (2, "raw"), (5, "ema"), (6, "ema")]
+
+
+class Told(Display):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, message: str) -> None:
+        self.lines.append(message)
+
+
+def test_a_run_whose_evaluations_are_lost_says_so_when_it_resumes(tmp_path: Path) -> None:
+    run_evaluated(tmp_path / "run", display=SignalAt(3, signal.SIGTERM))
+    (tmp_path / "run" / "evaluation.json").unlink()
+    told = Told()
+    assert run_evaluated(tmp_path / "run", display=told).finished
+    assert any("evaluation.json has lost what was evaluated up to step 2" in line for line in told.lines)
 
 
 @pytest.fixture(scope="module")

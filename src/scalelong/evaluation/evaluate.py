@@ -35,12 +35,14 @@ from .metrics import Figure, check_libraries, frechet_figure, inception_score, k
 from .networks import EFFICIENTNET, load_features
 from .reference import KEPT, Reference, Report, build_reference, describe_batch, load_reference, quiet
 from .results import (
+    FILE,
     Evaluation,
     check_comparable,
     check_reference,
     counterpart,
     describe_sampler,
     forget_after,
+    read_evaluations,
     record,
     result_fingerprint,
 )
@@ -235,10 +237,17 @@ class Evaluator:
         self.network = load_features(config.evaluation.network)
         self.reference = load_reference(build_reference(config.data, self.network, rank=rank, progress=progress))
 
-    def begin(self, step: int) -> None:
-        """Forget what came after a step, and what a killed evaluation left; for the first process."""
+    def begin(self, step: int, *, evaluated: int = 0) -> str:
+        """Forget what came after a step, and what a killed evaluation left; for the first process.
+
+        Says what is lost if the file has nothing of the step that was `evaluated` last.
+        """
         self.tidy()
         forget_after(self.run_folder, step)
+        file = self.run_folder / FILE
+        if not evaluated or (file.is_file() and any(one.step == evaluated for one in read_evaluations(file))):
+            return ""
+        return f"{file} has lost what was evaluated up to step {evaluated}: those figures are in metrics.jsonl only"
 
     def tidy(self) -> None:
         """Remove the files that were exchanged; for the first process, once all have their result."""

@@ -226,8 +226,9 @@ class Trainer:
         precision = last_precision(run) if start.same_run else None
         with self.parallel.all_or_none():
             if self.parallel.is_main:
-                if self.evaluator is not None:
-                    self.evaluator.begin(start.step)
+                evaluated = self.state.evaluated if start.same_run else 0
+                if self.evaluator is not None and (lost := self.evaluator.begin(start.step, evaluated=evaluated)):
+                    self.logger.info(lost)
                 self.logger.mark_damage(start.step, drop_later(run, start, self.store))
                 run.begin(config, environment(seed=config.seed, step=start.step, **self.parallel.describe()))
             self.logger.start_trackers()
