@@ -30,8 +30,8 @@ Progress = Callable[[int, int], None]
 """Called with the steps that are done, and the most that there may be."""
 
 PASSES_OF_GRAPH, PASSES_OF_STEP, FEWEST_STEPS = 6, 6, 2
-"""What it takes to set the paths up and to follow them once, in forward passes of as many rows; measured. Before two
-steps there is nothing to compare."""
+"""What it takes to set the paths up and to follow them once, in forward passes of as many rows: a guess, not
+measured. Before two steps there is nothing to compare."""
 
 
 @dataclass(frozen=True)
