@@ -25,7 +25,7 @@ from families.crossing import (
     adding_levels,
 )
 from families.oracle import Join, run_scaled
-from families.unknown import conv_block, halve
+from families.unknown import conv_block, double, halve
 from scalelong import Argument, Channels, Inline, SkipSite, find_skips, fuse_skips, scale_skips, unscale_skips
 
 
@@ -104,6 +104,29 @@ class Woven(NestedSkips):
 def test_skips_that_are_woven_into_one_another_are_an_error_that_names_them() -> None:
     with pytest.raises(ValueError, match="woven into one another: a|two networks with long skips: one with a"):
         find_skips(Woven().eval(), picture())
+
+
+class SideOutputs(Levels):
+    """The features of every level behind the bottleneck, that of the bottleneck too, are joined for the output."""
+
+    def __init__(self) -> None:
+        super().__init__("cat", "cat")
+        self.head = nn.Conv2d(24, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, kept, x = x.shape[-2:], [], self.stem(x)
+        for down in self.down:
+            x = down(x)
+            kept.append(x)
+            x = halve(x)
+        outputs = [self.middle(x)]
+        for up in self.up:
+            outputs.append(up(torch.cat([double(outputs[-1]), kept.pop()], 1)))
+        return self.head(torch.cat([nn.functional.interpolate(output, size) for output in outputs], 1))
+
+
+def test_outputs_of_every_level_behind_the_bottleneck_that_are_joined_at_the_end_are_no_skips() -> None:
+    assert places(SideOutputs()) == [("up.1", CAT), ("up.0", CAT)]
 
 
 @pytest.mark.parametrize("shared", [False, True])

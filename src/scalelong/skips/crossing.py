@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from math import prod
 
-from .chains import Chain, best_chain, nested_joins
+from .chains import Chain, best_chain, is_smaller, nested_joins
 from .discover import Join, all_joins, joined_with_itself
 from .record import Record
 
@@ -95,7 +96,7 @@ def refuse_second_network(record: Record, joins: list[Join], found: list[Join], 
 
 def refuse_web(record: Record, joins: list[Join], found: list[Join]) -> None:
     """Raise if levels are woven into one another: by skips through other levels, or in one join of several levels."""
-    middle = found[0].trunk
+    middle = bottom(record, found[0])
     others = [join for join in joins if join not in found and join.channels is not None]
     past = [
         join for join in others if record.depends(join.trunk, on=middle) and not record.depends(join.skip, on=middle)
@@ -109,6 +110,13 @@ def refuse_web(record: Record, joins: list[Join], found: list[Join]) -> None:
             "They have no order from outermost to innermost. "
             "Say which to scale by sites=[SkipSite(...)]; see docs/models.md."
         )
+
+
+def bottom(record: Record, innermost: Join) -> int:
+    """The last value of the lowest resolution on the way around the innermost skip."""
+    way = [*record.way_between(innermost.origin, innermost.trunk), innermost.trunk]
+    lower = [n for n in way if is_smaller(record, n, innermost.trunk)] or [innermost.trunk]
+    return min(lower, key=lambda n: (prod(record.values[n].shape[2:]), -n))
 
 
 def describe_all(record: Record, joins: Sequence[Join]) -> str:
