@@ -29,7 +29,7 @@ from ..skips import SkipSite, find_skips
 from ..skips.pretrained import describe_sites
 from ..skips.record import unchanged
 from ..utils.atomic import Damaged, atomic_write, read_tensors, sha256_of
-from .schema import NetworkConfig, PythonConfig
+from .sections import NetworkConfig, PythonConfig
 
 Described = tuple[dict[str, Any], ...]
 

@@ -14,16 +14,17 @@ from pydantic_core import PydanticCustomError
 from ..data import DataConfig
 from ..data.config import LatentConfig
 from ..diffusion.samplers import SAMPLERS, Spacing, Variance
-from ..skips import METHODS, SkipSite
-from ..skips.pretrained import read_sites
+from ..skips import METHODS
 from .sections import (
     DiffusionConfig,
     EvaluationConfig,
     Fraction,
     LabelConfig,
+    NetworkConfig,
     NotNegative,
     OptimConfig,
     Positive,
+    PythonConfig,
     Section,
     Size,
     Sizes,
@@ -50,20 +51,6 @@ def one_of(names: Iterable[str]) -> Callable[[str], str]:
         return name
 
     return check
-
-
-class NetworkConfig(Section):
-    """What networks of every kind have in common."""
-
-    weights: str | None = None
-    """A safetensors file with the weights that training starts from; null = new ones, by the seed."""
-    weights_sha256: str | None = None
-    """Of that file; noted when a run begins."""
-
-    @property
-    def sites(self) -> list[SkipSite] | None:
-        """The long skips that the recipe notes; None where they are found in the network itself."""
-        return None
 
 
 class UViTConfig(NetworkConfig):
@@ -155,34 +142,6 @@ class UNetConfig(NetworkConfig):
             there_are = f"{side} is no resolution of this network; there are {', '.join(map(str, sides))}"
             require(side in sides, "attention", there_are)
         return self
-
-
-class PythonConfig(NetworkConfig):
-    """`kind: python`, a network of the user's own: `net(x, t)`, or `net(x, t, condition)` if there is a condition."""
-
-    kind: Literal["python"]
-    factory: Annotated[str, Field(pattern=r"^.+:[A-Za-z_][\w.]*$")]
-    """What builds it: path/to/net.py:build, beside the recipe, or package.module:build."""
-    options: dict[str, Any] = {}
-    """The keyword arguments of the factory."""
-    image_shape: Annotated[tuple[Whole, Whole, Whole], Strict(False)]
-    """(C, H, W) of what the network denoises."""
-    skips: Annotated[tuple[dict[str, Any], ...], Strict(False)] | None = None
-    """The long skips, outermost first; null = found or traced when a run begins, and kept in its recipe."""
-    code_sha256: str | None = None
-    """Of the file with the factory; noted when a run begins. The code is part of the run."""
-
-    @property
-    def sites(self) -> list[SkipSite] | None:
-        try:
-            return None if self.skips is None else read_sites(self.skips)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"model.skips cannot be read: {type(error).__name__}: {error}") from error
-
-    @property
-    def depth(self) -> Any:
-        """What a comparison calls the depth, if the network has such an option."""
-        return self.options.get("depth")
 
 
 class TrainingConfig(Section):

@@ -1,13 +1,15 @@
-"""The blocks of a recipe whose keys do not depend on each other, and what every block has in common."""
+"""The blocks of a recipe whose keys do not depend on each other, and what blocks and networks have in common."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from ..data.config import TextConfig
 from ..diffusion import Prediction, Time
+from ..skips import SkipSite
+from ..skips.pretrained import read_sites
 
 # Larger numbers have no exact float, and some of hundreds of digits have none at all.
 Whole = Annotated[int, Field(ge=1, le=2**53)]
@@ -29,6 +31,48 @@ class Section(BaseModel):
     """One block of a recipe; an unknown key or a wrong type is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class NetworkConfig(Section):
+    """What networks of every kind have in common."""
+
+    weights: str | None = None
+    """A safetensors file with the weights that training starts from; null = new ones, by the seed."""
+    weights_sha256: str | None = None
+    """Of that file; noted when a run begins."""
+
+    @property
+    def sites(self) -> list[SkipSite] | None:
+        """The long skips that the recipe notes; None where they are found in the network itself."""
+        return None
+
+
+class PythonConfig(NetworkConfig):
+    """`kind: python`, a network of the user's own: `net(x, t)`, or `net(x, t, condition)` if there is a condition."""
+
+    kind: Literal["python"]
+    factory: Annotated[str, Field(pattern=r"^.+:[A-Za-z_][\w.]*$")]
+    """What builds it: path/to/net.py:build, beside the recipe, or package.module:build."""
+    options: dict[str, Any] = {}
+    """The keyword arguments of the factory."""
+    image_shape: Annotated[tuple[Whole, Whole, Whole], Strict(False)]
+    """(C, H, W) of what the network denoises."""
+    skips: Annotated[tuple[dict[str, Any], ...], Strict(False)] | None = None
+    """The long skips, outermost first; null = found or traced when a run begins, and kept in its recipe."""
+    code_sha256: str | None = None
+    """Of the file with the factory; noted when a run begins. The code is part of the run."""
+
+    @property
+    def sites(self) -> list[SkipSite] | None:
+        try:
+            return None if self.skips is None else read_sites(self.skips)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"model.skips cannot be read: {type(error).__name__}: {error}") from error
+
+    @property
+    def depth(self) -> Any:
+        """What a comparison calls the depth, if the network has such an option."""
+        return self.options.get("depth")
 
 
 class LabelConfig(Section):
