@@ -99,7 +99,10 @@ class TrainState:
     def as_json(self) -> dict[str, Any]:
         """What a checkpoint says besides its tensors."""
         parts = [] if self.belt is None else [one.others for one in self.belt.ring]
-        others = [{"ema_step": p["ema"]["step"], "scaler": p.get("scaler"), "clip": [*p["also"], None][0]} for p in parts]
+        others = [
+            {"ema_step": part["ema"]["step"], "scaler": part.get("scaler"), "clip": [*part["also"], None][0]}
+            for part in parts
+        ]
         return {
             "format": FORMAT,
             **{name: getattr(self, name) for name in COUNTS},
