@@ -25,7 +25,7 @@ def begin_together(run: Run, config: Config, resume: str | Path, rank: Rank) -> 
     check_shared(rank, run.folder, "run folder", f" (checkpoint of step {steps[-1]})" if steps else " (no checkpoint)")
     start = find_resume_point(run, config, resume)
     settings = flatten(config.model_dump(mode="json"))
-    own = {"host": socket.gethostname(), "start": describe_start(start), "digest": digest_of(start)}
+    own: dict[str, Any] = {"host": socket.gethostname(), "start": describe_start(start), "digest": digest_of(start)}
     own["recipe"] = {key: value for key, value in settings.items() if key not in OWN_KEYS}
     first, *others = (json.loads(said) for said in rank.meet("where the others begin", json.dumps(own, default=str)))
     for number, other in enumerate(others, start=1):

@@ -190,11 +190,10 @@ def explain_lost_peer(rank: Rank) -> Iterator[None]:
         # The backend of CPUs has no class of errors for it.
         if not isinstance(error, DistError) and "gloo" not in str(error):
             raise
-        sleep(LEFT_ALONE_SECONDS)
+        if not rank.failure():
+            sleep(LEFT_ALONE_SECONDS)
         lost = rank.failure() or "another process of this run has ended, or cannot be reached"
-        raise RunError(
-            f"{lost}, so that this one cannot go on; it waited for the others' part ({brief(error)})"
-        ) from error
+        raise RunError(f"{lost}; this one waited for its part of a step ({brief(error)})") from error
 
 
 class StopSignals:

@@ -68,7 +68,7 @@ def together(rank: Rank) -> Iterator[Rank]:
     try:
         yield Team(rank.index, rank.world, wire)
     except BaseException as error:
-        wire.leave(FAILED, " ".join(str(error).split()) or type(error).__name__)
+        wire.leave(FAILED, " ".join((str(error) or type(error).__name__).split()))
         raise
     wire.leave(DONE)
 
@@ -148,25 +148,24 @@ class Wire:
 
     def check(self, what: str) -> None:
         """Raise if waiting has no end."""
-        waited = f"this one waited for {what}"
         if failure := self.failure():
-            raise LostProcess(f"{failure}; {waited}")
-        asked = f"({TIMEOUT}={self.patience:g} says how long to wait)"
-        for number in self.silent()[:1]:
-            raise LostProcess(
-                f"{self.name(number)} was not heard of for {self.patience:g} s, and {waited}: look at its host and at "
-                f"the network, then give the command again {asked}"
-            )
+            raise LostProcess(f"{failure}; this one waited for {what}")
         if time.monotonic() - self.worked > self.patience:
             others = ", ".join(f"{self.name(number)} {describe(word)}" for number, word in self.heard.items())
-            raise LostProcess(f"nobody works: {waited}, and {others}. Is it a folder that all hosts share? {asked}")
+            raise LostProcess(
+                f"nobody has worked for {self.patience:g} s ({TIMEOUT}): this one waits for {what}, {others}. "
+                "Let all hosts see the same folder, then give the command again"
+            )
 
     def failure(self) -> str:
-        """How another process ended before its time, if one has said so or is gone; the first of them."""
+        """How another process ended before its time, as far as is known; the first that is known to be the cause."""
         for number, word in self.heard.items():
             if word["state"] == FAILED:
-                return f"{self.name(number)} failed: {word['what']}"
-        return f"another process of this run has ended: {self.broken}" if self.broken else ""
+                return f"{self.name(number)} failed: {word['what'].rstrip('.')}"
+        for number in self.silent():
+            lost = f"{self.name(number)} was not heard of for {self.patience:g} s ({TIMEOUT})"
+            return f"{lost}: look at its host and at the network, then give the command again"
+        return f"another process of this run has ended, or cannot be reached ({self.broken})" if self.broken else ""
 
     def name(self, number: int) -> str:
         host = self.heard[number]["host"]
