@@ -19,7 +19,7 @@ TRAIN = ["train", "digits", *sets(*TINY)]
 LONG = [*TRAIN, *sets("training.steps=5000", "training.checkpoint_every=5000"), "--out", "run"]
 SECONDS = 6
 """How long a process is waited for in which nothing happens."""
-END = SECONDS + 20
+END = SECONDS + 40
 """In which time the launcher has ended, too, on a machine that does other things."""
 
 

@@ -121,6 +121,7 @@ def test_processes_that_do_not_find_each_other_say_where_they_looked(monkeypatch
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv(teams.TIMEOUT, "0.5")
+    monkeypatch.setattr(teams, "START_SECONDS", 0.5)
     with pytest.raises(LostProcess, match=r"did not find each other at 127\.0\.0\.1:1: "), together(Rank.here()):
         pass
 

@@ -30,6 +30,8 @@ from .runtime import POLL_SECONDS, Rank
 
 TIMEOUT = "SCALELONG_TIMEOUT"
 DEFAULT_SECONDS = 300.0
+# One that has not said anything yet may still be importing.
+START_SECONDS = 60.0
 # Between looks at the store: while the others are awaited at a meeting, and while there is nothing to wait for.
 MEETING_SECONDS, BEAT_SECONDS = 0.005, 1.0
 # So long one that ends with an error stays, as the store may be in it, and others shall hear why.
@@ -79,7 +81,7 @@ def launcher_store() -> Store:
 
     where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
     try:
-        return next(rendezvous("env://", timeout=timedelta(seconds=patience())))[0]
+        return next(rendezvous("env://", timeout=timedelta(seconds=max(patience(), START_SECONDS))))[0]
     except RuntimeError as error:
         raise LostProcess(
             f"the processes of this command did not find each other at {where}: {brief(error)}"
@@ -128,7 +130,7 @@ class Wire:
         self.others = [number for number in range(rank.world) if number != rank.index]
         self.raw: dict[int, bytes] = {}
         self.heard = {number: {**self.own, "host": "", "meetings": -1} for number in self.others}
-        self.times = dict.fromkeys(self.others, time.monotonic())
+        self.times = dict.fromkeys(self.others, time.monotonic() + START_SECONDS)
         self.worked = time.monotonic()  # When one of the others last said that it works.
         self.pause, self.broken = BEAT_SECONDS, ""
         self.wake, self.closed = Event(), False
