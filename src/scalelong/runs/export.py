@@ -101,7 +101,8 @@ def check_target(config: Config, to: str) -> None:
         raise ValueError(f"the network of this run is a {config.model.kind}: use --to {fitting}")
     if isinstance(config.model, UViTConfig) and not config.model.is_public:
         raise ValueError(
-            "the public U-ViT code knows no qk_norm, skip_norm or concat_balance: sample it with scalelong"
+            "the public U-ViT code knows no qk_norm, skip_norm, concat_balance or self_conditioning: sample it with "
+            "scalelong"
         )
     if to == "diffusers" and config.diffusion.time == "continuous":
         raise ValueError("diffusers' schedulers count whole steps, but this run was trained in continuous time")
