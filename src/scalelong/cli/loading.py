@@ -23,13 +23,13 @@ Config = dict[str, Any]
 
 def load_target(name: str, shape: str | None, settings: Sequence[str]) -> tuple[nn.Module, list[SkipSite] | None]:
     """What `inspect` is given, and its skips if it is a network of the user's own, or a recipe's."""
-    from ..config.build import build_network, known_sites
+    from ..config.build import build_network, condition, known_sites
     from ..config.load import load_recipe, yaml_with_lines
     from ..config.own import inspect_own
 
     if Path(name).suffix in (".yaml", ".yml"):
         config = load_recipe(name, settings)
-        network = build_network(config)
+        network = condition(build_network(config), config)
         return network, known_sites(network, config)
     if re.fullmatch(FACTORY, name):
         options = {key.strip(): yaml_with_lines(text)[0] for key, _, text in (each.partition("=") for each in settings)}

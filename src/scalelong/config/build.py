@@ -133,7 +133,7 @@ def build_levels(config: Config, model: UNetConfig) -> nn.Module:
 
 
 def start_from(network: nn.Module, config: Config) -> nn.Module:
-    """The network with the weights that the recipe starts from: of a plain one, or of one scaled and conditioned alike."""
+    """The network with the weights that the recipe starts from: of a plain one, or one scaled and conditioned alike."""
     weights = read_start(config.model)
     has = {part for name in weights for part in name.split(".")}
     # The weights of what they do not have yet are drawn in the same order as without them.

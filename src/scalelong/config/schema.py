@@ -83,8 +83,7 @@ class UViTConfig(NetworkConfig):
     @property
     def is_public(self) -> bool:
         """Whether the public U-ViT code can compute it."""
-        changed = self.qk_norm or self.skip_norm or self.self_conditioning
-        return not changed and self.concat_balance == 0.5
+        return not self.qk_norm and not self.skip_norm and self.concat_balance == 0.5
 
     @property
     def weight_std(self) -> float:

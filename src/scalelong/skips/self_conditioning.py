@@ -1,8 +1,8 @@
 """Self-conditioning: what the middle of the network knows of the whole image guides every block of its decoder.
 
-The features of the middle block are averaged over the image and go through a small MLP. In a U-ViT the result is added to
-the tokens that each decoder block gets, in a UNet of diffusers to the time embedding of its up blocks. The last layer of
-the MLP starts at zero, and with it the network computes to the bit what it did before (DDAE++, arXiv 2505.10999).
+The features of the middle block are averaged over the image and go through a small MLP. In a U-ViT the result is added
+to the tokens that each decoder block gets, in a UNet of diffusers to the time embedding of its up blocks. The last
+layer of the MLP starts at zero, and then the network computes to the bit what it did before (DDAE++, arXiv 2505.10999).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .apply import follow_model, refuse_wrapped
 from .hooks import NetworkHook, detach_hooks, in_data_parallel
-from .site import Arguments, Keywords, as_argument, forward_parameters
+from .site import Arguments, as_argument, forward_parameters
 
 Model = TypeVar("Model", bound=nn.Module)
 NAME = "self_conditioning"
@@ -59,7 +59,7 @@ class GuideHook(NetworkHook):
     def attach(self, module: nn.Module) -> None:
         self.handle = module.register_forward_hook(self)
 
-    def __call__(self, module: nn.Module, args: Arguments, output: Tensor) -> Any:
+    def __call__(self, module: nn.Module, args: Arguments, output: Any) -> Any:
         """On the middle block: makes the guide."""
         if getattr(module, "_is_replica", False):
             raise in_data_parallel(type(module).__name__)
@@ -79,7 +79,7 @@ class GuideHook(NetworkHook):
 
 
 class TokensHook(GuideHook):
-    """Forward hook on all blocks from the middle one to the last but one: adds the guide to the tokens that they hand on.
+    """Forward hook on all blocks from the middle one to the last but one: adds the guide to the tokens they hand on.
 
     After a block and not before the next one: where the next is recomputed for its gradients, no guide is needed again.
     """
@@ -88,7 +88,7 @@ class TokensHook(GuideHook):
         super().__init__(network, module, passed, is_last)
         self.is_first = is_first
 
-    def __call__(self, module: nn.Module, args: Arguments, output: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, args: Arguments, output: Any) -> Tensor:
         if self.is_first:
             super().__call__(module, args, output)
         elif self.passed.guide is None:  # The block is recomputed, or called by itself.
@@ -106,8 +106,9 @@ class TimeHook(GuideHook):
     def attach(self, module: nn.Module) -> None:
         self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
 
-    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> Any:
-        return self.argument.changed(args, kwargs, lambda time: time + self.take(module, time))
+    def __call__(self, module: nn.Module, args: Arguments, output: Any) -> Any:
+        """Before the block, where torch gives its keyword arguments in the place of an output."""
+        return self.argument.changed(args, output, lambda time: time + self.take(module, time))
 
 
 class Bottleneck(NamedTuple):
@@ -124,8 +125,8 @@ class Bottleneck(NamedTuple):
 def condition_on_self(model: Model) -> Model:
     """Let the features of the middle block guide the decoder; the same function at the start. In place, and returned.
 
-    For U-ViTs (also the public one) and diffusers' UNets, plain or with scaled skips, also inside a wrapper. Conditioning
-    again begins anew. Copies, state dicts and pickles take it along.
+    For U-ViTs (also the public one) and diffusers' UNets, plain or with scaled skips, also inside a wrapper. Copies,
+    state dicts and pickles take it along; conditioning again begins anew.
 
     >>> from scalelong.models import UViT
     >>> model = condition_on_self(UViT(img_size=8, embed_dim=32, depth=4, num_heads=2))
@@ -135,7 +136,7 @@ def condition_on_self(model: Model) -> Model:
     refuse_wrapped(model)
     found = find_bottleneck(model)
     network = found.network
-    if hasattr(network, NAME) and not isinstance(network._modules.get(NAME), SelfConditioning):
+    if hasattr(network, NAME) and network not in conditioned_networks(network):
         raise ValueError(f"{type(network).__name__} already has an attribute {NAME!r} of its own, which this needs.")
     uncondition_on_self(model)
     with torch.inference_mode(False):
@@ -157,7 +158,10 @@ def uncondition_on_self(model: Model) -> Model:
 
 def conditioned_networks(model: nn.Module) -> list[nn.Module]:
     """The modules at or below `model` that are conditioned on themselves."""
-    return [module for module in model.modules() if NAME in module._modules]
+    held = ((network, network._modules.get(NAME)) for network in model.modules())
+    # Adapters and sharding put another module there, which holds it.
+    found = ((network, {type(part) for part in module.modules()}) for network, module in held if module is not None)
+    return [network for network, kinds in found if any(issubclass(kind, SelfConditioning) for kind in kinds)]
 
 
 def plan_hooks(found: Bottleneck, module: nn.Module) -> Iterator[tuple[nn.Module, GuideHook]]:
@@ -183,12 +187,13 @@ def find_bottleneck(model: nn.Module) -> Bottleneck:
             width = module.get_parameter("pos_embed").shape[-1]
             return Bottleneck(module, middle, blocks, width, width, has_tokens=True)
         blocks = children_of(module, "up_blocks")
-        if hasattr(time, "linear_2") and blocks and all("temb" in forward_parameters(block) for block in blocks):
-            width = middle.get_submodule("resnets")[-1].out_channels  # pyright: ignore[reportIndexIssue]
-            return Bottleneck(module, middle, blocks, width, time.linear_2.out_features, has_tokens=False)
+        if isinstance(time, nn.Module) and blocks and all("temb" in forward_parameters(block) for block in blocks):
+            last: Any = children_of(middle, "resnets")[-1]
+            guide = len(time.get_parameter("linear_2.weight"))
+            return Bottleneck(module, middle, blocks, last.out_channels, guide, has_tokens=False)
     raise ValueError(
-        f"{type(model).__name__} has no bottleneck that is known: condition_on_self (model.self_conditioning in a recipe) "
-        "is for U-ViTs, and for UNets of diffusers with a middle block and up blocks that take the time"
+        f"{type(model).__name__} has no bottleneck that is known: self-conditioning is for U-ViTs, and for UNets of "
+        "diffusers with a middle block and up blocks that take the time"
     )
 
 
