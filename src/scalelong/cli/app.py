@@ -10,6 +10,7 @@ from .edge import edge
 from .evaluate import evaluate, stats
 from .inspect import inspect
 from .prepare import prepare
+from .probe import probe
 from .report import report
 from .theory import kappa, theory
 from .train import export, recipes, sample, train
@@ -42,6 +43,7 @@ for command in (
     export,
     stats,
     evaluate,
+    probe,
     compare,
     edge,
     theory,

@@ -143,3 +143,25 @@ def build_diffusers_model(config: Config, name: str) -> nn.Module:
             return kind.from_config(config)  # pyright: ignore[reportAttributeAccessIssue]
     except Exception as error:  # Whatever a constructor makes of a config that does not fit it.
         raise ValueError(f"{class_name} cannot be built from the config of {name!r}: {error}") from error
+
+
+def load_local(folder: Path) -> tuple[Any, list[Path]]:
+    """The UNet of a diffusers folder, or of a pipeline's, in eval mode, and the safetensors files of its weights."""
+    import diffusers
+
+    from ..skips.pretrained import OWN_CLASS, from_pretrained
+
+    place = folder / "unet" if (folder / "unet" / "config.json").is_file() else folder
+    if not (place / "config.json").is_file():
+        raise ValueError(f"{str(folder)!r} is no folder of a diffusers network: there is no config.json in it")
+    name = str(read_json(place / "config.json").get("_class_name"))
+    kind: Any = getattr(diffusers, name.removeprefix(OWN_CLASS), None)
+    if not hasattr(kind, "from_pretrained"):
+        raise ValueError(f"{place / 'config.json'} names {name!r}, which is no network of diffusers")
+    if not (files := sorted(place.glob("*.safetensors"))):
+        raise ValueError(
+            f"{place} holds no safetensors file; weights in other formats, which may hold code, are not read"
+        )
+    if name.startswith(OWN_CLASS):
+        return from_pretrained(kind, place), files
+    return kind.from_pretrained(place, use_safetensors=True, local_files_only=True).eval(), files
