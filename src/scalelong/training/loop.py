@@ -92,7 +92,8 @@ class Trainer:
         self.state = TrainState(self.network, optimizer, ema, scaler, clip)
         if training.seat_belt:
             nothing = self.loss.process.loss_of_nothing()
-            self.state.belt = SeatBelt(self.network, optimizer, ema, nothing=nothing, scaler=scaler)
+            also = () if clip is None else (clip,)
+            self.state.belt = SeatBelt(self.network, optimizer, ema, nothing=nothing, scaler=scaler, also=also)
         self.origin = ""  # Of the last numbers that were not finite.
         self.monitor = None
         if every := training.monitor_every:
