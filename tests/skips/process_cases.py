@@ -21,7 +21,7 @@ GUIDED = "none, conditioned on itself"
 
 
 def check_all(rank: int, folder: str) -> None:
-    """Every wrapper with every method and a network conditioned on itself; DDP, which shards nothing, with a constant and a learned one."""
+    """Every wrapper with every method; DDP, which shards nothing, with a constant and a learned one."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
     try:

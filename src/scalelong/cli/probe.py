@@ -22,6 +22,7 @@ Data = Annotated[str | None, typer.Option(metavar="RECIPE|PATH", help="With --mo
 Times = Annotated[str | None, typer.Option(metavar="T,…", help="Noise levels, as shares of the schedule, 0 to 1.")]
 Count = Annotated[int, typer.Option("--images", min=50, help="Training images; a fifth chooses the best cell.")]
 HeldOut = Annotated[int, typer.Option("--held-out", min=20, help="Images that confirm it.")]
+Seed = Annotated[int, typer.Option(min=0, max=console.LARGEST_SEED, help="Of the noise, and of which images choose.")]
 Out = Annotated[Path | None, typer.Option(help="The folder of the files; else the run's, or probe/<name>.")]
 
 
@@ -36,7 +37,7 @@ def probe(
     held_out: HeldOut = 2000,
     weights: console.Weights = "ema",
     checkpoint: console.Which = "last",
-    seed: console.Seed = 0,
+    seed: Seed = 0,
     out: Out = None,
     allow_code: console.AllowCode = False,
 ) -> None:
