@@ -174,38 +174,39 @@ def probe(
     subject: Subject, images: Images, plan: ProbePlan, data: Fingerprint, folder: Path, progress: Report = quiet
 ) -> Probe:
     """Fit all probes; the features of finished blocks of images are kept in a folder of `folder`."""
-    labels, asked = images.labels, (plan.images, plan.held_out, plan.seed)
-    widths = feature_widths(subject, images)
-    content = {**subject.identity, **data, "asked": list(asked), "blocks": widths, "labels": digest(labels)}
+    labels, widths = images.labels, feature_widths(subject, images)
+    asked = [plan.images, plan.held_out, plan.seed]
+    content = {**subject.identity, **data, "asked": asked, "blocks": widths, "labels": digest(labels)}
     place, count, train = folder / short_hash(content), len(images), len(images.train_rows)
     order = torch.randperm(train, generator=keyed_generator(plan.seed, "probe", 0))
     choosing, fitting = order.split([round(train * CHOOSING_PART), train - round(train * CHOOSING_PART)])
-    accuracies: dict[tuple[str, float], tuple[float, float]] = {}
+    cells: dict[tuple[str, float], tuple[float, float]] = {}
     for share in plan.times:
         features = features_at(share, subject, images, place, content | {"time": share}, plan.seed, progress)
         for number, (name, part) in enumerate(features.items()):
             progress(f"blocks probed at t = {share:g}", number + 1, len(widths))
-            found = ridge(part[fitting], labels[fitting], part[choosing])
-            right = {strength: accuracy(scores, labels[choosing]) for strength, scores in found.items()}
-            strength = max(right, key=right.__getitem__)
-            accuracies[name, share] = (right[strength], strength)
-    name, share = max(accuracies, key=accuracies.__getitem__)
-    strength = accuracies[name, share][1]
-    best = split_columns(stored(place, share, count), widths)[name]
-    scores = ridge(best[:train], labels[:train], best[train:], (strength,))[strength]
-    held_out = labels[train:]
+            cells[name, share] = choose_strength(part, labels, fitting, choosing)
+    name, share = max(cells, key=cells.__getitem__)
+    best, strength = split_columns(stored(place, share, count), widths)[name], cells[name, share][1]
+    scores, held_out = ridge(best[:train], labels[:train], best[train:], (strength,))[strength], labels[train:]
     return Probe(
         list(widths),
         list(plan.times),
-        [[accuracies[block, time][0] for time in plan.times] for block in widths],
+        [[cells[block, time][0] for time in plan.times] for block in widths],
         block=name,
         time=share,
         strength=strength,
         correct=int((scores.argmax(dim=1) == held_out).sum()),
         held_out=len(held_out),
         chance=(held_out.bincount().max() / len(held_out)).item(),
-        fingerprint=content | {"images": count - len(held_out)},
+        fingerprint=content | {"images": train},
     )
+
+
+def choose_strength(features: Tensor, labels: Tensor, fitting: Tensor, choosing: Tensor) -> tuple[float, float]:
+    """The best accuracy of a cell on the images that choose, and the strength of the penalty that gives it."""
+    found = ridge(features[fitting], labels[fitting], features[choosing])
+    return max((accuracy(scores, labels[choosing]), strength) for strength, scores in found.items())
 
 
 def digest(labels: Tensor) -> str:
