@@ -119,8 +119,9 @@ def test_a_run_that_collapses_again_and_again_ends_with_the_diagnosis(tmp_path: 
     assert lasting_metrics(tmp_path)[-1]["event"] == "diverged"
 
 
-def test_without_it_numbers_that_stay_non_finite_end_the_run_at_once(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, OFF, "training.max_skipped=1")
+@pytest.mark.parametrize("belt", [OFF, "training.seat_belt=true"])
+def test_numbers_that_are_never_finite_end_the_run_at_once(belt: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, belt, "training.max_skipped=1")
     trainer.network.register_forward_hook(lambda module, args, output: output * float("nan"))
     with pytest.raises(TrainingDiverged, match="training diverged: at step 2 the numbers were still not finite"):
         trainer.train()

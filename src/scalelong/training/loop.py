@@ -327,7 +327,7 @@ class Trainer:
         belt, step = self.state.belt, self.state.step
         if decision.action == "rollback":
             why = f"the numbers were still not finite (loss {decision.loss:.4g}: {self.origin})"
-            if belt is None:
+            if belt is None or not belt.ring:  # No step was ever good.
                 raise TrainingDiverged(f"at step {step} {why}")
             return belt.restore(why, step=step)
         # Steps that were skipped count here, too.

@@ -98,10 +98,9 @@ class TrainState:
 
     def as_json(self) -> dict[str, Any]:
         """What a checkpoint says besides its tensors."""
-        parts = [] if self.belt is None else [one.others for one in self.belt.ring]
         others = [
-            {"ema_step": part["ema"]["step"], "scaler": part.get("scaler"), "clip": [*part["also"], None][0]}
-            for part in parts
+            {"ema_step": one["ema"]["step"], "scaler": one.get("scaler"), "clip": [*one["also"], None][0]}
+            for one in ([] if self.belt is None else [snapshot.others for snapshot in self.belt.ring])
         ]
         return {
             "format": FORMAT,
