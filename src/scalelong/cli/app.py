@@ -11,6 +11,7 @@ from .evaluate import evaluate, stats
 from .inspect import inspect
 from .job import job
 from .prepare import prepare
+from .probe import probe
 from .report import report
 from .theory import kappa, theory
 from .train import export, recipes, sample, train
@@ -43,6 +44,7 @@ for command in (
     export,
     stats,
     evaluate,
+    probe,
     compare,
     edge,
     job,
