@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -77,3 +78,14 @@ def test_with_lightning_numbers_of_updates_go_to_the_logger_and_a_resumed_run_co
     assert [step for step, _ in fit(callback(), model, range(26))] == [10]
     late = fit(callback(), model, range(26, 42), start=13)
     assert [step for step, _ in late] == [20] and "skip1/feature" in late[0][1]
+
+
+def test_the_page_says_of_the_states_what_the_runs_say() -> None:
+    runs = json.loads((DOCS.parent / "results" / "states.json").read_text(encoding="utf-8"))
+    held_out = [run for run in runs if run["seed"]]
+    low, failed = [r for r in held_out if not r["above"]], [r for r in held_out if r["failed"]]
+    high = [r for r in held_out if r["above"] and not r["failed"]]
+    said = [f"{sum(r['word'] is not None for r in some)} of {len(some)}" for some in (low, failed, high)]
+    text = DOCS.read_text(encoding="utf-8")
+    assert "| **a block grows 500 times** | **{}** | **{}** | {} |".format(*said) in text
+    assert f"({len(held_out)} runs)" in text
