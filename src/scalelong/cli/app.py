@@ -13,6 +13,7 @@ from .prepare import prepare
 from .report import report
 from .theory import kappa, theory
 from .train import export, recipes, sample, train
+from .why import why
 
 ABOUT = """Train diffusion UNets stably by scaling their long skip connections.
 
@@ -44,6 +45,7 @@ for command in (
     evaluate,
     compare,
     edge,
+    why,
     theory,
     kappa,
     report,
