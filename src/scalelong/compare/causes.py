@@ -1,4 +1,4 @@
-"""What may have made a run collapse, and what replays with one change at a time say about it: torch and counting alone."""
+"""What may have made a run collapse, and what replays with one change at a time say about it; needs torch only."""
 
 from __future__ import annotations
 

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 from ..config import Config
 from ..guard.losses import WINDOW, LossWatch
 from ..runs import Checkpoint, CheckpointError, Run, RunError, read_metrics
 from ..training.loss import open_validation
+from .failure import cause_of_failure
 from .reference import reference_of
 
 LEARNED = 0.1
@@ -69,9 +71,10 @@ def find_collapse(run: Run, *, start: int | None = None, allow_code: bool = Fals
     config = run.config(allow_code=allow_code)
     if not run.metrics.path.is_file():
         raise RunError(f"{run.folder} has no {run.metrics.path.name}: nothing says whether the run collapsed")
-    nothing, every = reference_of(open_validation(config)).nothing, config.training.log_every
+    reference, every = reference_of(open_validation(config)), config.training.log_every
+    nothing, limit = reference.nothing, reference.limit(config.training.must_gain)
     attempts = attempts_of(read_metrics(run.metrics.path))
-    places = [place_of(attempt, every, nothing) for attempt in attempts]
+    places = [place_of(attempt, every, nothing) or unlearned(attempt, limit) for attempt in attempts]
     found = [(attempt, *place) for attempt, place in zip(attempts, places, strict=True) if place is not None]
     if not found:
         raise RunError(no_collapse(run, attempts, nothing))
@@ -132,6 +135,15 @@ def place_of(attempt: Attempt, every: int, nothing: float) -> tuple[int, int] | 
         return None
     first = next((step for step in attempt.skipped if step > end - 2 * WINDOW), end)
     return min(healthy, max(first - 1, 0), max(end - WINDOW, 0)), end
+
+
+def unlearned(attempt: Attempt, limit: float) -> tuple[int, int] | None:
+    """The places for a run that ended without having learned: it was at its best, and never so good again."""
+    ends = [loss for _, loss in attempt.losses[-max(1, len(attempt.losses) // 10) :]]
+    if not ends or cause_of_failure(fmean(ends), limit) is None:
+        return None
+    best = min(attempt.losses, key=lambda pair: pair[1])[0]
+    return best, best + 2 * WINDOW
 
 
 def no_collapse(run: Run, attempts: Sequence[Attempt], nothing: float) -> str:

@@ -1,4 +1,4 @@
-"""Which changes are tried on a run that collapsed, with the recipe and the task of each replay, and the command to go on."""
+"""Which changes are tried on a run that collapsed: recipe and task of each replay, and the command that goes on so."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ..guard.losses import WINDOW
 from ..runs import Checkpoint, Run, read_metrics
 from ..runs.run_dir import last_precision
 from ..skips import AbsorbedScalingWarning, find_skips
+from ..utils.records import flatten
 from .causes import CHANGES, UNCHANGED, Change
 from .collapse import Collapse
 from .replay import Task
@@ -85,8 +86,7 @@ def plan_trials(base: Trial, found: Collapse, exact: Path) -> tuple[list[Trial],
     """One trial for each change that applies, and why the others do not; `exact` is the folder of the exact replay."""
     trials, left_out = [], {}
     for change in CHANGES:
-        why_not = reason_against(change, base.config)
-        made = plan_trial(change, base, found, exact) if not why_not else why_not
+        made = reason_against(change, base.config) or plan_trial(change, base, found, exact)
         if isinstance(made, str):
             left_out[change.id] = made
         else:
@@ -153,11 +153,8 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 def overrides(config: Config, change: Change) -> dict[str, str]:
     """What `--set` is given to make a change."""
     keys = ["optim.betas" if key == "optim.beta2" else key for key in change.settings]
-    found = config.model_dump(mode="json")
-    return {
-        key: value if isinstance(value := found[(part := key.split("."))[0]][part[1]], str) else json.dumps(value)
-        for key in keys
-    }
+    found = flatten(config.model_dump(mode="json"))
+    return {key: found[key] if isinstance(found[key], str) else json.dumps(found[key]) for key in keys}
 
 
 def cannot_scale(config: Config) -> str:

@@ -101,7 +101,7 @@ class Inquiry:
         wanted = [(base, draw) for draw in range(1, self.replays)]
         self.make([*wanted, *((trial, draw) for draw in range(min(FIRST, self.replays)) for trial in trials)])
         unchanged, most = self.tally(base), self.replays
-        if 0 < unchanged.saved:  # Chance decides, which more replays tell better.
+        if unchanged.saved:  # Chance decides, which more replays tell better.
             most *= 2
             self.make([(base, draw) for draw in range(self.replays, most)])
             unchanged = self.tally(base)
@@ -230,8 +230,8 @@ def described_origin(reproduced: bool, survived: Sequence[int], task: Task) -> s
         return " The exact replay survives, too: what made the run collapse is not in its checkpoint."
     if survived:
         return (
-            f" From step {survived[-1]} the exact replay survives, from step {task.step} it does not: what is wrong came "
-            "into the weights or the optimiser between them, and not by training."
+            f" From step {survived[-1]} the exact replay survives, from step {task.step} it does not: what is wrong "
+            "came into the weights or the optimiser between them, and not by training."
         )
     return ""
 
