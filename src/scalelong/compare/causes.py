@@ -65,15 +65,16 @@ class Judge:
     """Tells from the losses of a replay whether it is saved; the rule of the seat belt, given what was known before.
 
     `place` is how many losses come before the collapse of the run that is replayed. A replay is lost if it is collapsed
-    when it ends, or stays so beyond that place.
+    when it ends, or stays so beyond that place; where the run had not learned before, also if it ends above `limit`.
 
     >>> judge = Judge(LossWatch(nothing=1.0), place=20)
     >>> [judge.add(loss) for loss in 20 * [0.2] + 99 * [0.9] + [0.9]][-2:], judge.saved
     ([False, True], False)
     """
 
-    def __init__(self, watch: LossWatch, place: int) -> None:
+    def __init__(self, watch: LossWatch, place: int, limit: float = math.inf) -> None:
         self.watch, self.place = watch, place
+        self.limit = limit if watch.best is None or watch.best > limit else math.inf
         self.losses: list[float] = []
         self.collapsed = 0
         """Windows in a row."""
@@ -89,7 +90,7 @@ class Judge:
 
     @property
     def saved(self) -> bool:
-        return self.collapsed == 0 and bool(self.losses) and math.isfinite(self.losses[-1])
+        return self.collapsed == 0 and self.loss <= self.limit and math.isfinite(self.loss)
 
     @property
     def begun(self) -> int | None:
@@ -157,10 +158,12 @@ def saves(tally: Tally, unchanged: Tally) -> bool:
     return tally.of > 0 and chance_of(tally.saved, tally.of, unchanged.saved, unchanged.of) <= CERTAIN
 
 
-def can_still_save(tally: Tally, unchanged: Tally, replays: int) -> bool:
-    """Whether a change would, if all replays of it that are left out of so many were saved."""
+def is_open(tally: Tally, unchanged: Tally, replays: int) -> bool:
+    """Whether more replays of a change, up to so many, could tell: it does not save the run clearly yet, and would if
+    all the others were saved."""
     rest = replays - tally.of
-    return rest > 0 and saves(Tally(tally.change, tally.saved + rest, replays), unchanged)
+    would = Tally(tally.change, tally.saved + rest, replays)
+    return rest > 0 and not saves(tally, unchanged) and saves(would, unchanged)
 
 
 def conclude(tallies: Iterable[Tally]) -> Verdict:

@@ -47,6 +47,8 @@ class Collapse:
     stored: tuple[Checkpoint, ...]
     """All of the run, by step."""
     nothing: float
+    limit: float
+    """What a run must come down to if it is to have learned."""
     losses: tuple[tuple[int, float], ...]
     every: int
     factor: float
@@ -86,7 +88,7 @@ def find_collapse(run: Run, *, start: int | None = None, allow_code: bool = Fals
             first = max((n for n, one in enumerate(own) if one.step <= max(step - WINDOW, 0)), default=0)
             belt = own[first].state().get("belt") or {}
             losses, rate = tuple(attempt.losses), belt.get("factor", 1.0)
-            return Collapse(config, step, seen, tuple(own[first:]), tuple(stored), nothing, losses, every, rate)
+            return Collapse(config, step, seen, tuple(own[first:]), tuple(stored), nothing, limit, losses, every, rate)
     steps = ", ".join(str(one.step) for one in stored) or "none"
     which = "before it" if start is None else f"of step {start} before it"
     raise RunError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -43,6 +44,8 @@ class Task:
     end: int
     watch: Mapping[str, Any]
     """What was known of the losses at the checkpoint: a `LossWatch`."""
+    limit: float = math.inf
+    """What a run must come down to, if it had not before."""
     draw: int = 0
     """Which times and noise: 0 = those of the run."""
     order: bool = False
@@ -73,7 +76,7 @@ def run_replay(task: Task, folder: Path, config: Config) -> None:
     """The job of a process: make the replay, or go on with it, and write down how it ended."""
     watch = LossWatch()
     watch.load_state_dict(task.watch)
-    listener, message = Listener(folder, task, Judge(watch, task.collapse - task.step)), ""
+    listener, message = Listener(folder, task, Judge(watch, task.collapse - task.step, task.limit)), ""
     begun = Run(folder).exists
     point = find_resume_point(Run(folder), config, "auto" if begun else task.checkpoint)
     if point.step < task.end:
@@ -205,7 +208,7 @@ def losses_of(folder: Path, first: int, last: int) -> list[float]:
     path = Run(folder).metrics.path
     lines = read_metrics(path) if path.is_file() else []
     found = {line["step"]: float(line["loss"]) for line in lines if "lr" in line}
-    return [found.get(step, float("nan")) for step in range(first + 1, last + 1)]
+    return [found.get(step, math.nan) for step in range(first + 1, last + 1)]
 
 
 def read_ended(folder: Path) -> Ended | None:

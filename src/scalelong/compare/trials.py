@@ -69,7 +69,7 @@ def unchanged_trial(run: Run, found: Collapse, checkpoint: Checkpoint, after: in
     content["training"] |= {"seat_belt": False, "log_every": 1, "validate_every": end, "sample_every": None}
     content["training"] |= {"steps": max(end, found.config.training.steps), "checkpoint_every": 500, "keep_last": 1}
     content["training"] |= {"monitor_every": None, "trackers": (), "parallel": "ddp", "precision": precision}
-    task = Task(checkpoint.path.resolve(), start, found.seen, end, found.watch(checkpoint))
+    task = Task(checkpoint.path.resolve(), start, found.seen, end, found.watch(checkpoint), found.limit)
     sets = (f"optim.lr={content['optim']['lr']!r}",) if found.factor != 1 else ()
     return Trial(UNCHANGED, Config.model_validate(content), task, sets)
 

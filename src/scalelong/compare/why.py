@@ -20,7 +20,7 @@ from ..runs import Run, RunError
 from ..training.parallel import StopSignals
 from ..utils.atomic import locked, write_signed
 from . import jobs
-from .causes import UNCHANGED, Tally, Verdict, can_still_save, conclude
+from .causes import UNCHANGED, Tally, Verdict, conclude, is_open
 from .collapse import Collapse, find_collapse
 from .jobs import End, Job
 from .replay import Ended, Task, read_ended, run_replay
@@ -28,9 +28,6 @@ from .run import ATTEMPTS, SAVE_SECONDS, TICK, read_progress
 from .trials import Trial, plan_trials, unchanged_trial, watched
 
 FILE, FOLDER = "why.json", "why"
-FIRST = 2
-"""Replays of each change before those that cannot save the run any more are given up."""
-
 Show = Callable[[str, float, int], None]
 
 
@@ -98,15 +95,14 @@ class Inquiry:
         base, survived = self.reproduce()
         exact = self.folder / base.name(0)
         trials, left_out = plan_trials(base, self.found, exact)
-        wanted = [(base, draw) for draw in range(1, self.replays)]
-        self.make([*wanted, *((trial, draw) for draw in range(min(FIRST, self.replays)) for trial in trials)])
+        self.make([(base, draw) for draw in range(1, self.replays)])
         unchanged, most = self.tally(base), self.replays
         if unchanged.saved:  # Chance decides, which more replays tell better.
             most *= 2
             self.make([(base, draw) for draw in range(self.replays, most)])
             unchanged = self.tally(base)
-        open_ones = [trial for trial in trials if can_still_save(self.tally(trial), unchanged, most)]
-        self.make([(trial, draw) for draw in range(FIRST, most) for trial in open_ones])
+        for draw in range(most):
+            self.make([(trial, draw) for trial in trials if is_open(self.tally(trial), unchanged, most)])
         tallies = [unchanged, *(self.tally(trial) for trial in trials)]
         return self.describe(base, trials, tallies, left_out, survived)
 
