@@ -19,6 +19,9 @@ STAYS = 5
 Group = Literal["none", "rate", "optimiser", "clipping", "precision", "data", "module", "scaling"]
 
 
+NARROWEST: tuple[Group, ...] = ("module", "data", "precision", "optimiser", "scaling", "clipping", "rate")
+
+
 @dataclass(frozen=True)
 class Change:
     """One thing that is different in a replay; `settings` are those of a recipe, of which `lr` is a factor."""
@@ -132,7 +135,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the replays say. `groups` are those that save the run, `best` the change to go on with."""
+    """What the replays say. `groups` are those that save the run, narrowest first, and `best` the change to go on with.
+
+    A smaller rate or clipped gradients help against much; that a single module or a few batches do says more.
+    """
 
     kind: Literal["named", "several", "none", "chance"]
     groups: tuple[Group, ...]
@@ -170,7 +176,7 @@ def conclude(tallies: Iterable[Tally]) -> Verdict:
     """What saves the run, what does not, and what to do; the first tally is that of the unchanged replays."""
     unchanged, *changed = tallies
     good = [tally for tally in changed if saves(tally, unchanged)]
-    groups = tuple(dict.fromkeys(tally.change.group for tally in good))
+    groups = tuple(sorted({tally.change.group for tally in good}, key=NARROWEST.index))
     # Of all that save it, the one that learns best.
     best = min(good, key=lambda tally: math.inf if tally.loss is None else tally.loss, default=None)
     share = f"{unchanged} replays with nothing changed survive"
@@ -188,6 +194,7 @@ def conclude(tallies: Iterable[Tally]) -> Verdict:
         said = f"Only a change of the {groups[0]} saves the run{some}: {listed(good)}.{others}"
         return Verdict("named", groups, best and best.change, said)
     said = f"Changes of {len(groups)} kinds save the run{some}, so that no single cause can be named: {listed(good)}."
+    said += f" The narrowest of them is the {groups[0]}."
     return Verdict("several", groups, best and best.change, said + others)
 
 

@@ -199,6 +199,7 @@ class Inquiry:
             "survived_from": survived,
             "verdict": verdict.kind,
             "groups": list(verdict.groups),
+            "likely": verdict.groups[0] if verdict.groups else None,
             "best": verdict.best and verdict.best.id,
             "sentence": verdict.sentence + described_origin(reproduced, survived, task),
             "command": command,
