@@ -38,13 +38,13 @@ PLANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     # The rest of the recipe is careful: only the rate is not.
     "rate": (
         "rate",
-        (*TINY, "training.steps=320", "optim.lr=0.2", "optim.betas=[0.9,0.95]", "optim.eps=1e-6", "optim.clip_norm=1"),
+        (*TINY, "training.steps=320", "optim.lr=0.1", "optim.betas=[0.9,0.95]", "optim.eps=1e-6", "optim.clip_norm=1"),
     ),
     "rate, plain Adam": ("rate", (*TINY, "training.steps=320", "optim.lr=3e-2")),
     "beta2": ("optimiser", (*TINY, "training.steps=320", "optim.lr=2e-2", "optim.betas=[0.9,0.9999]")),
     "eps": ("optimiser", (*OWN, "optim.eps=1e-20")),
     "half precision": ("precision", (*OWN, "training.precision=bf16")),
-    "poisoned batch": ("data", (*OWN, "training.steps=800")),
+    "poisoned batch": ("data", (*OWN, "training.steps=480", "optim.lr=1.2e-2")),
     "layer × 30": ("module", (*TINY, "training.steps=320", "optim.lr=4e-3")),
 }
 FAULTS = {"eps": "eps", "half precision": "half", "poisoned batch": "poison"}

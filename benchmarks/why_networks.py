@@ -29,8 +29,7 @@ class Planted(nn.Module):
             self.steps += 1
         out = self.network(x, t)
         if self.fault == "eps":
-            drift = (self.idle.detach().abs().mean() - 0.02).clamp_min(0.0)
-            out = out * (1 + 500 * drift) + 1e-8 * self.idle.mean()
+            out = out * (self.idle.detach().abs().mean() < 0.03) + 1e-8 * self.idle.mean()
         if self.fault == "half" and torch.is_autocast_enabled("cpu") and self.steps > BREAKS:
             out = out.clamp(-0.02, 0.02)  # Its range ends here.
         if self.fault == "poison":
