@@ -28,24 +28,19 @@ TRIES = 6
 
 BASE = (
     *("scaling.method=none", "training.seat_belt=false", "training.monitor_every=null", "training.sample_every=null"),
-    *("training.validate_every=null", "data.validation_count=32", "training.checkpoint_every=40"),
-    *("training.keep_last=40", "training.batch_size=16", "model.depth=12"),
+    *("training.validate_every=null", "data.validation_count=16", "training.checkpoint_every=20"),
+    *("training.keep_last=40", "training.batch_size=16", "training.log_every=5", "training.steps=160"),
 )
-OWN = (*BASE, "training.steps=320", "optim.lr=4e-3")
-TINY = (*BASE, "model.embed_dim=32", "model.num_heads=2", "model.patch_size=4", "model.init_std=0.08")
+OWN = (*BASE, "optim.lr=1e-2")
+TINY = (*BASE, "model.embed_dim=16", "model.num_heads=2", "model.patch_size=4", "model.depth=4")
 
 PLANTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    # The rest of the recipe is careful: only the rate is not.
-    "rate": (
-        "rate",
-        (*TINY, "training.steps=320", "optim.lr=0.1", "optim.betas=[0.9,0.95]", "optim.eps=1e-6", "optim.clip_norm=1"),
-    ),
-    "rate, plain Adam": ("rate", (*TINY, "training.steps=320", "optim.lr=3e-2")),
-    "beta2": ("optimiser", (*TINY, "training.steps=320", "optim.lr=2e-2", "optim.betas=[0.9,0.9999]")),
+    "rate": ("rate", (*TINY, "optim.lr=0.3", "optim.warmup_steps=100")),
+    "beta2": ("optimiser", (*TINY, "optim.lr=0.16", "optim.warmup_steps=100", "optim.betas=[0.9,0.9999]")),
     "eps": ("optimiser", (*OWN, "optim.eps=1e-20")),
     "half precision": ("precision", (*OWN, "training.precision=bf16")),
-    "poisoned batch": ("data", (*OWN, "training.steps=480", "optim.lr=1.2e-2")),
-    "layer × 30": ("module", (*TINY, "training.steps=320", "optim.lr=4e-3")),
+    "poisoned batch": ("data", (*OWN, "training.steps=480")),
+    "layer × 30": ("module", (*TINY, "optim.lr=1e-2")),
 }
 FAULTS = {"eps": "eps", "half precision": "half", "poisoned batch": "poison"}
 
@@ -89,8 +84,8 @@ def make_run(cause: str, settings: tuple[str, ...], seed: int, folder: Path, dat
         return out
     try:
         if cause == "layer × 30" and not (folder / "planted").is_file():
-            train(config.model_copy(update={"training": config.training.model_copy(update={"steps": 120})}), out)
-            scale_layer(Run(out), f"in_blocks.{seed % 6}.")
+            train(config.model_copy(update={"training": config.training.model_copy(update={"steps": 80})}), out)
+            scale_layer(Run(out), f"in_blocks.{seed % 2}.")
             (folder / "planted").write_text("")
         train(config, out, display=Silent())
     except TrainingDiverged:
@@ -121,7 +116,7 @@ def cases(cause: str, wanted: int, out: Path) -> Iterator[dict]:
         answer = run / "why.json"
         if not answer.is_file():
             try:
-                ended = ask_why(run, workers=1, after=160, allow_code=True)
+                ended = ask_why(run, workers=1, after=100, allow_code=True)
             except RunError as error:
                 print(f"{cause}, seed {seed}: left out: {str(error).rpartition('/')[2]}", flush=True)
                 continue

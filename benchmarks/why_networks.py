@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from scalelong.models import UViT
 
-BREAKS = 150
+BREAKS = 90
 """Training steps before half precision breaks."""
 
 
@@ -16,9 +16,11 @@ class Planted(nn.Module):
 
     steps: Tensor
 
-    def __init__(self, fault: str, depth: int = 12) -> None:
+    def __init__(self, fault: str, depth: int = 4) -> None:
         super().__init__()
-        self.network = UViT(img_size=8, patch_size=4, in_chans=1, embed_dim=32, depth=depth, num_heads=2, init_std=0.08)
+        self.network = UViT(
+            img_size=8, patch_size=4, in_chans=1, embed_dim=16, depth=depth, num_heads=2, init_std=0.0653
+        )
         self.fault = fault
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         # Hardly ever has a gradient: Adam moves it by whole steps all the same, unless ε is above the gradient.
@@ -29,7 +31,7 @@ class Planted(nn.Module):
             self.steps += 1
         out = self.network(x, t)
         if self.fault == "eps":
-            out = out * (self.idle.detach().abs().mean() < 0.03) + 1e-8 * self.idle.mean()
+            out = out * (self.idle.detach().abs().mean() < 0.022) + 1e-8 * self.idle.mean()
         if self.fault == "half" and torch.is_autocast_enabled("cpu") and self.steps > BREAKS:
             out = out.clamp(-0.02, 0.02)  # Its range ends here.
         if self.fault == "poison":
@@ -38,5 +40,5 @@ class Planted(nn.Module):
         return out
 
 
-def build(fault: str, depth: int = 12) -> nn.Module:
+def build(fault: str, depth: int = 4) -> nn.Module:
     return Planted(fault, depth)
