@@ -48,7 +48,7 @@ class Collapse:
     """All of the run, by step."""
     nothing: float
     limit: float
-    """What a run must come down to if it is to have learned."""
+    """What a replay must come down to, where the run never learned."""
     losses: tuple[tuple[int, float], ...]
     every: int
     factor: float
@@ -76,8 +76,12 @@ def find_collapse(run: Run, *, start: int | None = None, allow_code: bool = Fals
     reference, every = reference_of(open_validation(config)), config.training.log_every
     nothing, limit = reference.nothing, reference.limit(config.training.must_gain)
     attempts = attempts_of(read_metrics(run.metrics.path))
-    places = [place_of(attempt, every, nothing) or unlearned(attempt, limit) for attempt in attempts]
+    places = [place_of(attempt, every, nothing) for attempt in attempts]
     found = [(attempt, *place) for attempt, place in zip(attempts, places, strict=True) if place is not None]
+    if found:
+        limit = math.inf
+    elif (place := unlearned(attempts[-1], limit)) is not None:
+        found = [(attempts[-1], *place)]
     if not found:
         raise RunError(no_collapse(run, attempts, nothing))
     stored = stored_checkpoints(run)
@@ -118,7 +122,7 @@ def attempts_of(lines: Sequence[Mapping[str, Any]]) -> list[Attempt]:
 def windows(losses: Sequence[tuple[int, float]], every: int, watch: LossWatch) -> Iterator[tuple[int, str]]:
     """The last step of each window of logged losses, and what the watch says of it."""
     # A line may be a mean already: two or more tell how much they scatter.
-    rest, size = iter(losses), max(2, math.ceil(2 * WINDOW / every))
+    rest, size = iter(losses), max(2, min(WINDOW, 2 * WINDOW // every))
     while len(part := list(islice(rest, size))) > 1:
         yield part[-1][0], watch.look([loss for _, loss in part])
 
