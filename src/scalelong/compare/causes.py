@@ -176,7 +176,9 @@ def conclude(tallies: Iterable[Tally]) -> Verdict:
     """What saves the run, what does not, and what to do; the first tally is that of the unchanged replays."""
     unchanged, *changed = tallies
     good = [tally for tally in changed if saves(tally, unchanged)]
-    groups = tuple(group for group in NARROWEST if any(tally.change.group == group for tally in good))
+    groups: tuple[Group, ...] = tuple(
+        group for group in NARROWEST if any(tally.change.group == group for tally in good)
+    )
     # Of all that save it, the one that learns best.
     best = min(good, key=lambda tally: math.inf if tally.loss is None else tally.loss, default=None)
     share = f"{unchanged} replays with nothing changed survive"
