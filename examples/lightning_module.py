@@ -57,12 +57,12 @@ class Watch(lightning.Callback):
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self.monitor = SkipMonitor(module.unet).start()
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.monitor.step()
+    def on_train_batch_end(self, trainer: lightning.Trainer, module: Any, outputs: Any, *_: Any) -> None:
+        self.monitor.step(loss=outputs["loss"])
 
     def on_train_end(self, trainer: lightning.Trainer, module: Any) -> None:
         self.monitor.stop()
-        print(f"after {trainer.global_step} steps: {self.monitor.diagnosis() or 'no skip oscillates'}")
+        print(f"after {trainer.global_step} steps: {self.monitor.status}")
 
 
 def main(folder: Path, steps: int = 100) -> None:

@@ -92,12 +92,13 @@ class Trainer:
         self.state = TrainState(self.network, optimizer, ema, scaler, clip)
         if training.seat_belt:
             nothing = self.loss.process.loss_of_nothing()
-            self.state.belt = SeatBelt(self.network, optimizer, ema, nothing=nothing, scaler=scaler)
+            also = () if clip is None else (clip,)
+            self.state.belt = SeatBelt(self.network, optimizer, ema, nothing=nothing, scaler=scaler, also=also)
         self.origin = ""  # Of the last numbers that were not finite.
         self.monitor = None
         if every := training.monitor_every:
-            sites, scaler = config.model.sites, self.state.scaler
-            self.monitor = SkipMonitor(self.model, every=every, probe_every=10 * every, sites=sites, scaler=scaler)
+            known = {"sites": config.model.sites, "scaler": scaler, "nothing": process.loss_of_nothing()}
+            self.monitor = SkipMonitor(self.model, every=every, probe_every=10 * every, **known)
         self.evaluator = None
         if config.evaluation.every is not None:
             self.evaluator = open_evaluator(config, run, self.inputs, parallel, self.logger.display.show_progress)
@@ -201,7 +202,7 @@ class Trainer:
         state.optimizer.zero_grad()
         state.step += 1
         self.logger.log_step(state, decision)
-        if self.monitor is not None and self.monitor.step(state.step):
+        if self.monitor is not None and self.monitor.step(state.step, mean_loss):
             self.logger.log_reading(state.step, self.monitor)
         # Alone, a signal may still come while the step ends.
         self.stopping = stop_share > 0 if parallel.rank.world > 1 else self.signals.requested()
@@ -326,7 +327,7 @@ class Trainer:
         belt, step = self.state.belt, self.state.step
         if decision.action == "rollback":
             why = f"the numbers were still not finite (loss {decision.loss:.4g}: {self.origin})"
-            if belt is None:
+            if belt is None or not belt.ring:  # No step was ever good.
                 raise TrainingDiverged(f"at step {step} {why}")
             return belt.restore(why, step=step)
         # Steps that were skipped count here, too.
