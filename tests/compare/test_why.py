@@ -121,6 +121,31 @@ def test_what_was_replayed_is_not_replayed_again(planted: Path, monkeypatch: pyt
     assert not any(made) and answer(planted) == before
 
 
+def test_a_signal_ends_it_and_leaves_the_answer_that_there_was(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(why, "work_off", lambda jobs, workers, signals, *rest: setattr(signals, "received", 15))
+    before = answer(planted)
+    assert ask_why(planted, replays=3, after=40).signal == 15 and answer(planted) == before
+
+
+def test_a_change_that_cannot_be_replayed_is_tried_once_and_told(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, tried = tmp_path / "broken", []
+    shutil.copytree(planted, run)
+    for path in run.glob("why/replays/cs-60-*"):
+        shutil.rmtree(path)
+
+    def fail(jobs: deque[Job], workers: int, signals: Any, ended: Any, tick: Any) -> None:
+        for job in jobs:
+            tried.append(job.path.name)
+            ended(job, End("failed", "no room"))
+
+    monkeypatch.setattr(why, "work_off", fail)
+    monkeypatch.setattr(trials, "CHANGES", [one for one in trials.CHANGES if one.id in TRIED])
+    found = ask_why(run, replays=3, after=40).content
+    assert len(tried) == 1 and found["failures"] == {tried[0]: "no room"}
+
+
 def test_only_what_one_goes_on_from_keeps_its_weights(planted: Path) -> None:
     kept = {path.parent.parent.name.rpartition("-")[2] for path in planted.glob("why/replays/*/checkpoints/step-*")}
     assert kept == {"0"}

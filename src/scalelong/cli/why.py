@@ -35,6 +35,7 @@ def why(
     the run in clearly more replays than none. Replays lie in RUN/why, the answer in RUN/why.json and on the run's page.
 
     Ctrl-C or SIGTERM: replays are saved, the same command goes on with them, and the exit code is 130 or 143.
+    Exit code 1: a replay broke off with an error.
 
     \b
     Examples:
@@ -52,6 +53,8 @@ def why(
         sys.exit(128 + result.signal)
     print_answer(result.content)
     print_line(f"results: {result.file}")
+    if result.content["failures"]:
+        sys.exit(1)
 
 
 def print_answer(content: Mapping[str, Any]) -> None:
@@ -65,5 +68,7 @@ def print_answer(content: Mapping[str, Any]) -> None:
     print_table(table)
     for change, reason in content["left_out"].items():
         print_line(f"not tried: {change} ({reason})")
+    for replay, message in content["failures"].items():
+        print_line(f"broken: {replay}: {message}", style="yellow")
     print_line(content["sentence"], style="bold")
     print_line(f"Next: {content['command']}")

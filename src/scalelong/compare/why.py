@@ -102,7 +102,8 @@ class Inquiry:
             self.make([(base, draw) for draw in range(self.replays, most)])
             unchanged = self.tally(base)
         for draw in range(most):
-            self.make([(trial, draw) for trial in trials if is_open(self.tally(trial), unchanged, most)])
+            wanted = [trial for trial in trials if is_open(self.tally(trial), unchanged, most)]
+            self.make([(trial, draw) for trial in wanted if not self.is_broken(trial)])
         tallies = [unchanged, *(self.tally(trial) for trial in trials)]
         return self.describe(base, trials, tallies, left_out, survived)
 
@@ -122,6 +123,10 @@ class Inquiry:
                 return trial, survived
             survived.append(checkpoint.step)
         return unchanged_trial(self.started, self.found, self.found.checkpoints[0], self.after), survived
+
+    def is_broken(self, trial: Trial) -> bool:
+        """Whether a replay of it ended with an error, as others would."""
+        return any(name.startswith(f"{trial.change.id}-{trial.task.step}-") for name in self.failures)
 
     def tally(self, trial: Trial) -> Tally:
         found = [read_ended(self.folder / trial.name(draw)) for draw in range(2 * self.replays)]
