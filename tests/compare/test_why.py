@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from scalelong.cli.app import app
 from scalelong.compare import trials, why
 from scalelong.compare.jobs import End, Job
-from scalelong.compare.replay import losses_of
+from scalelong.compare.replay import Ended, Task, losses_of
 from scalelong.compare.why import ask_why
 from scalelong.config import load_recipe
 from scalelong.runs import Run
@@ -144,6 +144,12 @@ def test_a_change_that_cannot_be_replayed_is_tried_once_and_told(
     monkeypatch.setattr(trials, "CHANGES", [one for one in trials.CHANGES if one.id in TRIED])
     found = ask_why(run, replays=3, after=40).content
     assert len(tried) == 1 and found["failures"] == {tried[0]: "no room"}
+
+
+@pytest.mark.parametrize(("dipped", "said"), [(True, "comes back by itself"), (False, "is not in its checkpoint")])
+def test_an_exact_replay_that_survives_is_told(dipped: bool, said: str) -> None:
+    task = Task(Path("checkpoint"), 60, 80, 120, {})
+    assert said in why.described_origin(Ended(True, 120, 0.2, None, dipped=dipped), [], task)
 
 
 def test_only_what_one_goes_on_from_keeps_its_weights(planted: Path) -> None:

@@ -69,7 +69,8 @@ class Ended:
     loss: float | None
     begun: int | None
     message: str = ""
-    grown: dict[str, float] = field(default_factory=dict)
+    dipped: bool = False
+    """Whether it was collapsed for a while, however it ended."""
 
 
 def run_replay(task: Task, folder: Path, config: Config) -> None:
@@ -91,7 +92,9 @@ def run_replay(task: Task, folder: Path, config: Config) -> None:
     judge = listener.judge
     saved, step = judge.saved and not message, task.step + len(judge.losses)
     begun_at = None if saved else task.step + (judge.begun or 0)
-    write_signed(folder / FILE, asdict(Ended(saved, step, judge.loss if saved else None, begun_at, message)))
+    dipped = "collapsed" in judge.states or not saved
+    ended = Ended(saved, step, judge.loss if saved else None, begun_at, message, dipped)
+    write_signed(folder / FILE, asdict(ended))
     if not saved or task.draw:
         for step in Run(folder).checkpoints().steps():  # They take room, and nobody goes on from them.
             CheckpointStore(folder / "checkpoints").discard_after(step - 1)

@@ -101,7 +101,8 @@ def plan_trial(change: Change, base: Trial, found: Collapse, exact: Path) -> Tri
     if change.id == "batches":
         steps = outlying_steps(exact)
         task = replace(task, leave_out=steps)
-        label = f"without {len(steps)} batches that stood out (from step {steps[0]} on)" if steps else ""
+        which = "one batch" if len(steps) == 1 else f"{len(steps)} batches"
+        label = f"without {which} that stood out (from step {steps[0]} on)" if steps else ""
         named = replace(change, label=label)
         return replace(base, change=named, task=task, from_replay=True) if steps else "no loss stood out"
     if change.id == "module":

@@ -119,7 +119,7 @@ class Inquiry:
                 raise RunError(
                     f"the run cannot be replayed: {next(iter(self.failures.values()), 'no reason is known')}"
                 )
-            if not ended.saved:
+            if ended.dipped:
                 return trial, survived
             survived.append(checkpoint.step)
         return unchanged_trial(self.started, self.found, self.found.checkpoints[0], self.after), survived
@@ -187,7 +187,7 @@ class Inquiry:
         verdict, task = conclude(tallies), base.task
         by_id = {trial.change.id: trial for trial in trials}
         exact = read_ended(self.folder / base.name(0))
-        reproduced = exact is not None and not exact.saved
+        reproduced = exact is not None and exact.dipped
         command = self.command_of(verdict, base, by_id)
         rows = [
             {**asdict(tally), "change": tally.change.id, "label": tally.change.label, "group": tally.change.group}
@@ -196,7 +196,7 @@ class Inquiry:
         ]
         return {
             "checkpoint": task.step,
-            "collapse": exact.begun if reproduced and exact is not None else self.found.step,
+            "collapse": exact.begun if exact is not None and not exact.saved else self.found.step,
             "seen": self.found.seen,
             "end": task.end,
             "nothing": self.found.nothing,
@@ -206,7 +206,7 @@ class Inquiry:
             "groups": list(verdict.groups),
             "likely": verdict.groups[0] if verdict.groups else None,
             "best": verdict.best and verdict.best.id,
-            "sentence": verdict.sentence + described_origin(reproduced, survived, task),
+            "sentence": verdict.sentence + described_origin(exact, survived, task),
             "command": command,
             "changes": rows,
             "left_out": left_out,
@@ -227,9 +227,11 @@ class Inquiry:
         return lower.command(self.started, self.folder)
 
 
-def described_origin(reproduced: bool, survived: Sequence[int], task: Task) -> str:
-    if not reproduced:
+def described_origin(exact: Ended | None, survived: Sequence[int], task: Task) -> str:
+    if exact is None or not exact.dipped:
         return " The exact replay survives, too: what made the run collapse is not in its checkpoint."
+    if exact.saved:
+        return " The exact replay collapses, too, and comes back by itself."
     if survived:
         return (
             f" From step {survived[-1]} the exact replay survives, from step {task.step} it does not: what is wrong "
