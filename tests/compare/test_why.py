@@ -146,6 +146,20 @@ def test_a_change_that_cannot_be_replayed_is_tried_once_and_told(
     assert len(tried) == 1 and found["failures"] == {tried[0]: "no room"}
 
 
+def test_a_replay_whose_answer_is_damaged_is_made_again(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "damaged"
+    shutil.copytree(planted, run)
+    lost = next(run.glob("why/replays/unchanged-60-*-1/replay.json"))
+    before = lost.read_bytes()
+    lost.write_text("{}")
+    monkeypatch.setattr(why, "work_off", work_here)
+    monkeypatch.setattr(trials, "CHANGES", [one for one in trials.CHANGES if one.id in TRIED])
+    ask_why(run, replays=3, after=40)
+    assert lost.read_bytes() == before
+
+
 @pytest.mark.parametrize(("dipped", "said"), [(True, "comes back by itself"), (False, "is not in its checkpoint")])
 def test_an_exact_replay_that_survives_is_told(dipped: bool, said: str) -> None:
     task = Task(Path("checkpoint"), 60, 80, 120, {})

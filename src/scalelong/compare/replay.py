@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -78,6 +79,8 @@ def run_replay(task: Task, folder: Path, config: Config) -> None:
     watch = LossWatch()
     watch.load_state_dict(task.watch)
     listener, message = Listener(folder, task, Judge(watch, task.collapse - task.step, task.limit)), ""
+    if not Run(folder).checkpoints().steps() and folder.exists():
+        shutil.rmtree(folder)  # It had ended, and how is not known any more.
     begun = Run(folder).exists
     point = find_resume_point(Run(folder), config, "auto" if begun else task.checkpoint)
     if point.step < task.end:
