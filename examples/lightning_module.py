@@ -52,7 +52,7 @@ class Diffusion(lightning.LightningModule):
 
 
 class Watch(lightning.Callback):
-    """Reads the skips every ten steps of the optimiser, and says at the end which of them oscillated."""
+    """Reads the skips every ten steps of the optimiser, and says at the end what state the run is in."""
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self.monitor = SkipMonitor(module.unet).start()
