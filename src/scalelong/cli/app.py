@@ -9,7 +9,9 @@ from .console import OneLineErrors, greet
 from .edge import edge
 from .evaluate import evaluate, stats
 from .inspect import inspect
+from .job import job
 from .prepare import prepare
+from .probe import probe
 from .report import report
 from .theory import kappa, theory
 from .train import export, recipes, sample, train
@@ -43,9 +45,11 @@ for command in (
     export,
     stats,
     evaluate,
+    probe,
     compare,
     edge,
     why,
+    job,
     theory,
     kappa,
     report,
