@@ -82,6 +82,12 @@ def test_finding_an_edge_needs_torch_and_scipy_only(tmp_path: Path) -> None:
     assert output == ""
 
 
+def test_asking_why_a_loop_collapsed_needs_torch_only(tmp_path: Path) -> None:
+    attempted, output = run_freshly("import scalelong; scalelong.why", tmp_path / "attempted")
+    assert attempted & OPTIONAL <= {"scipy"}  # That of the package's intervals.
+    assert output == ""
+
+
 def test_saving_a_scaled_network_is_imported_when_asked_for_and_needs_no_library_yet(tmp_path: Path) -> None:
     statements = "import scalelong; scalelong.save_pretrained; scalelong.from_pretrained"
     attempted, output = run_freshly(statements, tmp_path / "attempted")

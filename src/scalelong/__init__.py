@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compare.any_loop import find_edge
+    from .compare.any_why import why
     from .guard import SeatBelt
     from .skips import (
         METHODS,
@@ -57,6 +58,7 @@ __all__ = [
     "uncondition_on_self",
     "unscale_blocks",
     "unscale_skips",
+    "why",
 ]
 
 
@@ -66,6 +68,7 @@ LAZY = {
     "find_edge": ".compare.any_loop",
     "from_pretrained": ".skips.pretrained",
     "save_pretrained": ".skips.pretrained",
+    "why": ".compare.any_why",
 }
 
 

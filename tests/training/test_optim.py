@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from scalelong.config.sections import OptimConfig
 from scalelong.runs.checkpoint import CheckpointStore
+from scalelong.training.parallel import build_optimizer
 from scalelong.training.state import moments_of, restore_moments
 
 
@@ -118,3 +120,9 @@ def test_a_state_of_other_parameters_is_refused_by_name() -> None:
     other = nn.ModuleDict({"first": nn.Linear(4, 8), "gate": nn.Linear(8, 2)})
     with pytest.raises(ValueError, match=r"gate\.bias, gate\.weight, last\.bias is only in one of them"):
         restore_moments(AdamW(other.parameters()), other, moments_of(optimizer, model))
+
+
+def test_the_recipe_says_what_adamw_adds_to_the_root() -> None:
+    model, device = nn.Linear(2, 2), torch.device("cpu")
+    assert build_optimizer(model, OptimConfig(lr=1e-3), device).param_groups[0]["eps"] == 1e-8
+    assert build_optimizer(model, OptimConfig(lr=1e-3, eps=1e-6), device).param_groups[0]["eps"] == 1e-6

@@ -15,6 +15,7 @@ from .probe import probe
 from .report import report
 from .theory import kappa, theory
 from .train import export, recipes, sample, train
+from .why import why
 
 ABOUT = """Train diffusion UNets stably by scaling their long skip connections.
 
@@ -47,6 +48,7 @@ for command in (
     probe,
     compare,
     edge,
+    why,
     job,
     theory,
     kappa,

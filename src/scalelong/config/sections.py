@@ -117,6 +117,8 @@ class OptimConfig(Section):
     name: Literal["adamw"] = "adamw"
     lr: Positive
     betas: Pair = (0.9, 0.999)
+    eps: Positive = 1e-8
+    """What AdamW adds to the root of the squared gradient's average."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.03
     warmup_steps: NotNegative = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"

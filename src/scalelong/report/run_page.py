@@ -11,6 +11,7 @@ from . import sections
 from .blocks import Block, Chart, Part, Section, Series, Table, Text, View
 from .numbers import Points, duration, finite, plural, show, thin
 from .runs import Environment, Run
+from .why import why_blocks
 
 T = TypeVar("T")
 
@@ -37,8 +38,10 @@ def runs_part(runs: Sequence[Run], album: sections.Album) -> Part:
     first, warnings = runs[0], [warning for run in runs for warning in run.warnings]
     grids = samples(runs, album, warnings)
     events = [(run.label, line) for run in runs for line in run.event_lines()]
+    asked = why_blocks(first.folder, warnings) if len(runs) == 1 else []
     shown = [
         Section("result", "Result", result(runs)),
+        *([Section("why", "Why it collapsed", asked)] if asked else []),
         sections.warnings_section(events, warnings),
         Section("curves", "Curves", curves(runs)),
         Section("stability", "Oscillation and robustness", stability(runs)),

@@ -261,6 +261,7 @@ def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.devic
         parameters,
         lr=config.lr,
         betas=config.betas,
+        eps=config.eps,
         weight_decay=config.weight_decay,
         fused=fused,
         foreach=None if fused else True,
