@@ -30,6 +30,7 @@ from .outcome import SIGMAS
 from .speedup import Speedup, speedup
 from .survival import Survival, compare_survival
 from .sweeps import columns, describe_rates
+from .transfer import describe_transfer
 
 FILE = "results.json"
 VERSION = 2
@@ -41,6 +42,8 @@ OF_RUN = (
     "lr",
     "depth",
     "batch",
+    "width",
+    "parametrization",
     "seed",
     "status",
     "cause",
@@ -118,6 +121,7 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "comparisons": [describe_pair(arm, base, records) for arm, base in plan.pairs()],
         "rate_sensitivity": sweeps,
         "edge_rates": list(plan.edge_rates),
+        "transfer": describe_transfer(plan, records),
         "advice": advice(sweeps, plan.steps) if plan.edge_rates and sweeps else None,
         "warnings": [*metadata.warnings, *cautions(plan, records)],
     }

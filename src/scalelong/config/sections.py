@@ -40,6 +40,24 @@ class NetworkConfig(Section):
     """A safetensors file with the weights that training starts from; null = new ones, by the seed."""
     weights_sha256: str | None = None
     """Of that file; noted when a run begins."""
+    parametrization: Literal["standard", "mup"] = "standard"
+    """mup = initial values and rates follow the kind of each weight, so that rates found at one width hold at others."""
+    base_width: Size | None = None
+    """The width at which mup is the same as standard; heads are as large there."""
+
+    @property
+    def width(self) -> int | None:
+        """Features of a token, or of a pixel at the finest level; None where they are not known."""
+        return None
+
+    @property
+    def width_ratio(self) -> float:
+        """n of μP; 1 in the standard parametrization."""
+        return self.width / self.base_width if self.parametrization == "mup" and self.width and self.base_width else 1.0
+
+    def at_width(self, width: int) -> dict[str, Any]:
+        """The settings of this network at another width; raises where it cannot be as wide."""
+        raise ValueError(f"only the width of a U-ViT or of a UNet can be set, and not that of this network to {width}")
 
     @property
     def sites(self) -> list[SkipSite] | None:

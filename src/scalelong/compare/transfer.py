@@ -1,0 +1,240 @@
+"""Whether the best learning rate is the same at every width: runs over rates, widths and both parametrizations.
+
+`compare(make_transfer("digits", [32, 64, 128], seeds=3), "runs/digits-transfer")`
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from ..config import load_recipe
+from .collect import Records, initial_loss
+from .edges import Table, bounded
+from .grid import Plan, PlanError, Transfer, make_plan
+from .intervals import mean_interval, paired_difference
+from .survival import Bound, Edge, RateTable, edge_of
+from .sweeps import columns, sweeps_of
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Of the recipe's learning rate: what is tried if no rates are given."""
+STEP = 2.0
+"""A best rate that moves by less has not moved: it is the step in which rates are tuned."""
+NAMES = {"standard": "standard", "mup": "μP"}
+
+
+def make_transfer(
+    recipe: str | Path,
+    widths: Sequence[int],
+    *,
+    rates: Sequence[float] = (),
+    seeds: int = 3,
+    methods: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """Every width at every rate in both parametrizations, which are the same at the smallest width.
+
+    >>> [arm.id for arm in make_transfer("digits", [32, 64], rates=[1e-3, 2e-3, 4e-3]).arms][2:5]
+    ['width32-cs-lr0.004', 'standard-width64-cs-lr0.001', 'standard-width64-cs-lr0.002']
+    """
+    config, chosen = load_recipe(recipe, overrides), sorted(set(widths))
+    if len(chosen) < 2 or chosen[0] < 1:
+        raise PlanError(f"--widths: a transfer goes from one width to others: give two or more, not {list(widths)}")
+    rates = sorted(rates) or [float(f"{factor * config.optim.lr:.3g}") for factor in FACTORS]
+    if len(rates) < 3:
+        raise PlanError(f"--lr: a best rate lies between others: give three or more, not {len(rates)}")
+    plans, base = [], chosen[0]
+    for name, width in [("", base), *((name, width) for name in NAMES for width in chosen[1:])]:
+        kind = f"{NAMES[name]}, " if name else ""
+        own = [*overrides, *settings_at(recipe, overrides, name or "standard", base, width)]
+        plan = make_plan(recipe, methods or [config.scaling.method], seeds=seeds, rates=rates, overrides=own)
+        prefix = f"{name}-width{width}-".removeprefix("-")
+        arms = [replace(arm, id=prefix + arm.id, place=f"{kind}width {width}") for arm in plan.arms]
+        plans.append(replace(plan, arms=tuple(arms)))
+    arms = tuple(arm for plan in plans for arm in plan.arms)
+    return replace(plans[0], arms=arms, transfer=Transfer(str(recipe), tuple(overrides), base))
+
+
+def settings_at(recipe: str | Path, overrides: Sequence[str], name: str, base: int, width: int) -> list[str]:
+    """What makes a recipe one of another width, in a parametrization."""
+    try:
+        sizes = load_recipe(recipe, overrides).model.at_width(width)
+    except ValueError as error:
+        raise PlanError(f"--widths: {error}") from error
+    changed = {"parametrization": name, "base_width": base, **sizes}
+    return [f"model.{key}={value}" for key, value in changed.items()]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The runs of a method in one parametrization: a table of rates for each width, the smallest first."""
+
+    name: str
+    tables: Mapping[int, RateTable]
+    untrained: float
+
+    @property
+    def label(self) -> str:
+        return NAMES[self.name]
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The smallest and the largest width."""
+        return min(self.tables), max(self.tables)
+
+    def logs(self, width: int) -> list[float]:
+        """The logarithm of each seed's best rate."""
+        table = self.tables[width]
+        return [best_log(table.rates, column, self.untrained) for column in zip(*table.losses, strict=True)]
+
+    def bound(self, width: int) -> Bound | None:
+        """What the best rate found is to the true one, where a seed's lies at an end of the rates."""
+        rates, logs = self.tables[width].rates, self.logs(width)
+        above, below = math.log(rates[-1]) in logs, math.log(rates[0]) in logs
+        return None if above == below else "at least" if above else "at most"
+
+    def best(self, width: int) -> Edge:
+        """The best rate: the geometric mean over seeds, with its interval."""
+        return edge_of(self.logs(width), self.bound(width), 0.0)
+
+    @property
+    def shift(self) -> Edge:
+        """The best rate of the largest width over that of the smallest, by pairs of the same seed."""
+        first, last = self.ends
+        pairs = [there - here for here, there in zip(self.logs(first), self.logs(last), strict=True)]
+        above = self.bound(last) == "at least" or self.bound(first) == "at most"
+        below = self.bound(last) == "at most" or self.bound(first) == "at least"
+        return edge_of(pairs, None if above == below else "at least" if above else "at most", 0.0)
+
+    @property
+    def verdict(self) -> str:
+        """Of "moves", "does not move" and "cannot be told"; by a bound only what lies beyond it can be told."""
+        shift = self.shift
+        if shift.low is None or shift.high is None:
+            return "cannot be told"
+        if (shift.high <= 1 / STEP and shift.bound != "at least") or (shift.low >= STEP and shift.bound != "at most"):
+            return "moves"
+        inside = 1 / STEP < shift.low and shift.high < STEP and shift.bound is None
+        return "does not move" if inside else "cannot be told"
+
+    def sentence(self) -> str:
+        """Where the best rates of both ends are, and whether they are the same."""
+        first, last = self.ends
+        said = {
+            "moves": f"it moves by more than a factor of {STEP:g}",
+            "does not move": f"it moves by less than a factor of {STEP:g}",
+            "cannot be told": f"whether it moves by a factor of {STEP:g} cannot be told",
+        }[self.verdict]
+        here, there = (f"{ranged(self.best(width), '.3g')} at width {width}" for width in self.ends)
+        return f"{self.label}: the best rate is {here} and {there}, {ranged(self.shift, '.2f')} times that: {said}."
+
+
+def best_log(rates: Sequence[float], losses: Sequence[float], untrained: float) -> float:
+    """The logarithm of the best rate: the vertex of the parabola through the lowest loss and its neighbours.
+
+    A loss above the untrained network's counts as that: how far above it says nothing of where the best is.
+
+    >>> round(math.exp(best_log([1, 2, 4], [0.3, 0.2, 0.3], 1.0)), 3), round(best_log([1, 2, 4], [0.1, 0.2, 0.3], 1.0), 3)
+    (2.0, 0.0)
+    """
+    # A loss that is not a number compares as false.
+    capped = [loss if loss < untrained else untrained for loss in losses]
+    lowest = capped.index(min(capped))
+    xs = [math.log(rate) for rate in rates]
+    if not 0 < lowest < len(xs) - 1:
+        return xs[lowest]
+    (a, b, c), (u, v, w) = xs[lowest - 1 : lowest + 2], capped[lowest - 1 : lowest + 2]
+    left, right = (v - w) * (b - a), (v - u) * (b - c)
+    return b - 0.5 * ((b - a) * left - (b - c) * right) / (left - right) if left != right else b
+
+
+def ranged(found: Edge, form: str) -> str:
+    interval = "" if found.low is None else f" ({found.low:{form}} to {found.high:{form}})"
+    return f"{bounded(found, form)}{interval}"
+
+
+def describe_transfer(plan: Plan, records: Records) -> list[Table] | None:
+    """For each method what the runs say of its best rates; those of the smallest width belong to both parametrizations.
+
+    None if it was not asked; a method with a width that has no whole seed yet is left out.
+    """
+    if plan.transfer is None:
+        return None
+    sweeps, found = sweeps_of(plan, records), []
+    widths = {arm.axes["width"] for arm in plan.arms}
+    for method in dict.fromkeys(arm.method for arm in plan.arms):
+        own = [(arms[0], table) for (name, _), (arms, table) in sweeps.items() if name == method.id]
+        untrained = max((initial_loss(records[arm.id]) or 0.0 for arm, _ in own), default=0.0) or math.inf
+        families = []
+        for name in NAMES:
+            places = [(arm.axes, table) for arm, table in own]
+            here = [
+                (at["width"], table)
+                for at, table in places
+                if at["parametrization"] == name or at["width"] == plan.transfer.base
+            ]
+            families.append(Family(name, dict(sorted(here)), untrained))
+        if own and all(family.tables.keys() == widths for family in families):
+            label, command = own[0][0].label, partial(train_command, plan.transfer, method.overrides)
+            found.append({"method": method.id, "label": label, **describe_method(*families, command)})
+    return found
+
+
+def describe_method(standard: Family, mup: Family, command: Callable[[int, float], str]) -> Table:
+    """The best rates of a method, what μP's costs against the tuned standard, and how to train at the largest width."""
+    first, last = mup.ends
+    carried, tuned = mup.tables[first].best, standard.tables[last].best
+    advice = f"No advice: that the best rate of μP stays within a factor of {STEP:g} is not shown."
+    if carried and mup.verdict == "does not move":
+        advice = f"Tune at width {first}, train at width {last}: {command(last, carried[0])}"
+    return {
+        "families": [describe_family(family) for family in (standard, mup)],
+        "carried": carried and tuned and compare_carried(standard, mup, carried[0], tuned[0]),
+        "advice": advice,
+    }
+
+
+def describe_family(family: Family) -> Table:
+    """The losses over the rates for each width, where the best rate is, and how it moves."""
+    found = []
+    for width, table in family.tables.items():
+        spread = columns([mean_interval(losses) for losses in table.losses])
+        best = {**asdict(family.best(width)), "logs": family.logs(width)}
+        found.append({"width": width, "rates": table.rates, **spread, "best": best})
+    shift = {**asdict(family.shift), "verdict": family.verdict}
+    return {"name": family.name, "label": family.label, "widths": found, "shift": shift, "sentence": family.sentence()}
+
+
+def compare_carried(standard: Family, mup: Family, carried: float, tuned: float) -> Table:
+    """μP at the largest width at the best rate of the smallest, against standard at its own best."""
+    _, last = mup.ends
+    ours, theirs = (
+        table.losses[table.rates.index(rate)]
+        for table, rate in ((mup.tables[last], carried), (standard.tables[last], tuned))
+    )
+    found = paired_difference(ours, theirs)
+    losses = [mean_interval(values).value for values in (ours, theirs)]
+    said = f"At width {last} μP at {carried:g}, the best rate of width {mup.ends[0]}, ends at {show(losses[0])}"
+    said += f", standard at its own best of {tuned:g} at {show(losses[1])}"
+    if found.value is not None and found.low is not None:
+        said += f": a difference of {found.value:+.4f} ({found.low:+.4f} to {found.high:+.4f})"
+    return {"rates": [carried, tuned], "losses": losses, "difference": asdict(found), "sentence": f"{said}."}
+
+
+def show(loss: float | None) -> str:
+    return "no finite loss" if loss is None else f"{loss:.4f}"
+
+
+def train_command(transfer: Transfer, method: Sequence[str], width: int, rate: float) -> str:
+    """What trains the recipe at another width with the rate that was tuned at the base."""
+    settings = settings_at(transfer.recipe, transfer.overrides, "mup", transfer.base, width)
+    words = [
+        word
+        for setting in (*transfer.overrides, *method, *settings, f"optim.lr={rate:g}")
+        for word in ("--set", setting)
+    ]
+    return shlex.join(["scalelong", "train", transfer.recipe, *words])
