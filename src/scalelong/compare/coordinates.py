@@ -25,8 +25,8 @@ from ..training.parallel import build_optimizer
 from ..utils.runtime import blocks_of, tensors_in
 from .intervals import CONFIDENCE, Estimate, student_quantile
 
-LIMIT = 0.2
-"""The steepest slope that passes: over eight times the width the change then grows by half."""
+LIMIT = 0.3
+"""The steepest slope that passes: wrong scalings give halves (a sum of what is random) or ones (of what is alike)."""
 
 
 @dataclass(frozen=True)

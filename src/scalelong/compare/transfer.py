@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from ..config import load_recipe
 from .collect import Records, initial_loss
@@ -86,26 +87,34 @@ class Family:
         """The smallest and the largest width."""
         return min(self.tables), max(self.tables)
 
-    def logs(self, width: int) -> list[float]:
+    def logs(self, width: int) -> dict[int, float]:
         """The logarithm of each seed's best rate."""
         table = self.tables[width]
-        return [best_log(table.rates, column, self.untrained) for column in zip(*table.losses, strict=True)]
+        columns = zip(table.seeds, zip(*table.losses, strict=True), strict=True)
+        return {seed: best_log(table.rates, losses, self.untrained) for seed, losses in columns}
+
+    def best_rate(self, width: int) -> float:
+        """Of those that were tried the one with the lowest mean loss."""
+        table = self.tables[width]
+        means = [fmean(min(loss, self.untrained) for loss in losses) for losses in table.losses]
+        return table.rates[means.index(min(means))]
 
     def bound(self, width: int) -> Bound | None:
         """What the best rate found is to the true one, where a seed's lies at an end of the rates."""
-        rates, logs = self.tables[width].rates, self.logs(width)
+        rates, logs = self.tables[width].rates, self.logs(width).values()
         above, below = math.log(rates[-1]) in logs, math.log(rates[0]) in logs
         return None if above == below else "at least" if above else "at most"
 
     def best(self, width: int) -> Edge:
         """The best rate: the geometric mean over seeds, with its interval."""
-        return edge_of(self.logs(width), self.bound(width), 0.0)
+        return edge_of([*self.logs(width).values()], self.bound(width), 0.0)
 
     @property
     def shift(self) -> Edge:
         """The best rate of the largest width over that of the smallest, by pairs of the same seed."""
         first, last = self.ends
-        pairs = [there - here for here, there in zip(self.logs(first), self.logs(last), strict=True)]
+        here, there = self.logs(first), self.logs(last)
+        pairs = [there[seed] - here[seed] for seed in here if seed in there]
         above = self.bound(last) == "at least" or self.bound(first) == "at most"
         below = self.bound(last) == "at most" or self.bound(first) == "at least"
         return edge_of(pairs, None if above == below else "at least" if above else "at most", 0.0)
@@ -118,7 +127,7 @@ class Family:
             return "cannot be told"
         if (shift.high <= 1 / STEP and shift.bound != "at least") or (shift.low >= STEP and shift.bound != "at most"):
             return "moves"
-        inside = 1 / STEP < shift.low and shift.high < STEP and shift.bound is None
+        inside = shift.low > 1 / STEP and shift.high < STEP and shift.bound is None
         return "does not move" if inside else "cannot be told"
 
     def sentence(self) -> str:
@@ -138,8 +147,8 @@ def best_log(rates: Sequence[float], losses: Sequence[float], untrained: float) 
 
     A loss above the untrained network's counts as that: how far above it says nothing of where the best is.
 
-    >>> round(math.exp(best_log([1, 2, 4], [0.3, 0.2, 0.3], 1.0)), 3), round(best_log([1, 2, 4], [0.1, 0.2, 0.3], 1.0), 3)
-    (2.0, 0.0)
+    >>> [round(math.exp(best_log([1, 2, 4], losses, 1.0)), 3) for losses in ([0.3, 0.2, 0.3], [0.1, 0.2, 0.3])]
+    [2.0, 1.0]
     """
     # A loss that is not a number compares as false.
     capped = [loss if loss < untrained else untrained for loss in losses]
@@ -187,13 +196,12 @@ def describe_transfer(plan: Plan, records: Records) -> list[Table] | None:
 def describe_method(standard: Family, mup: Family, command: Callable[[int, float], str]) -> Table:
     """The best rates of a method, what μP's costs against the tuned standard, and how to train at the largest width."""
     first, last = mup.ends
-    carried, tuned = mup.tables[first].best, standard.tables[last].best
     advice = f"No advice: that the best rate of μP stays within a factor of {STEP:g} is not shown."
-    if carried and mup.verdict == "does not move":
-        advice = f"Tune at width {first}, train at width {last}: {command(last, carried[0])}"
+    if mup.verdict == "does not move":
+        advice = f"Tune at width {first}, train at width {last}: {command(last, mup.best_rate(first))}"
     return {
         "families": [describe_family(family) for family in (standard, mup)],
-        "carried": carried and tuned and compare_carried(standard, mup, carried[0], tuned[0]),
+        "carried": compare_carried(standard, mup),
         "advice": advice,
     }
 
@@ -203,26 +211,30 @@ def describe_family(family: Family) -> Table:
     found = []
     for width, table in family.tables.items():
         spread = columns([mean_interval(losses) for losses in table.losses])
-        best = {**asdict(family.best(width)), "logs": family.logs(width)}
+        best = {**asdict(family.best(width)), "logs": [*family.logs(width).values()]}
         found.append({"width": width, "rates": table.rates, **spread, "best": best})
     shift = {**asdict(family.shift), "verdict": family.verdict}
     return {"name": family.name, "label": family.label, "widths": found, "shift": shift, "sentence": family.sentence()}
 
 
-def compare_carried(standard: Family, mup: Family, carried: float, tuned: float) -> Table:
+def compare_carried(standard: Family, mup: Family) -> Table:
     """μP at the largest width at the best rate of the smallest, against standard at its own best."""
-    _, last = mup.ends
-    ours, theirs = (
-        table.losses[table.rates.index(rate)]
-        for table, rate in ((mup.tables[last], carried), (standard.tables[last], tuned))
-    )
-    found = paired_difference(ours, theirs)
-    losses = [mean_interval(values).value for values in (ours, theirs)]
-    said = f"At width {last} μP at {carried:g}, the best rate of width {mup.ends[0]}, ends at {show(losses[0])}"
-    said += f", standard at its own best of {tuned:g} at {show(losses[1])}"
+    first, last = mup.ends
+    rates = mup.best_rate(first), standard.best_rate(last)
+    of_rates = [losses_at(family.tables[last], rate) for family, rate in zip((mup, standard), rates, strict=True)]
+    seeds = [seed for seed in of_rates[0] if seed in of_rates[1]]
+    ours, theirs = ([losses[seed] for seed in seeds] for losses in of_rates)
+    found, losses = paired_difference(ours, theirs), [mean_interval(values).value for values in (ours, theirs)]
+    said = f"At width {last} μP at {rates[0]:g}, the best rate of width {first}, ends at {show(losses[0])}"
+    said += f", standard at its own best of {rates[1]:g} at {show(losses[1])}"
     if found.value is not None and found.low is not None:
         said += f": a difference of {found.value:+.4f} ({found.low:+.4f} to {found.high:+.4f})"
-    return {"rates": [carried, tuned], "losses": losses, "difference": asdict(found), "sentence": f"{said}."}
+    return {"rates": rates, "losses": losses, "difference": asdict(found), "sentence": f"{said}."}
+
+
+def losses_at(table: RateTable, rate: float) -> dict[int, float]:
+    """By seed."""
+    return dict(zip(table.seeds, table.losses[table.rates.index(rate)], strict=True))
 
 
 def show(loss: float | None) -> str:
