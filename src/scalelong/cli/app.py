@@ -9,7 +9,7 @@ from .console import OneLineErrors, greet
 from .edge import edge
 from .evaluate import evaluate, stats
 from .inspect import inspect
-from .mup import transfer
+from .mup import coordcheck, transfer
 from .prepare import prepare
 from .report import report
 from .theory import kappa, theory
@@ -45,6 +45,7 @@ for command in (
     evaluate,
     compare,
     edge,
+    coordcheck,
     transfer,
     theory,
     kappa,

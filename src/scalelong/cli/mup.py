@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from .compare import numbers, print_plan, report
-from .console import Force, Overrides, Recipe, check_sizes, make_table, print_line, print_table, require
+from .console import Force, Overrides, Recipe, check_sizes, make_table, print_line, print_table, require, shown_progress
 from .edge_display import ranged
 
 if TYPE_CHECKING:
@@ -70,6 +73,64 @@ def transfer(
     command = shlex.join(["scalelong", *sys.argv[1:]])
     result = run.compare(plan, folder, workers=workers, display=choose_display(), command=command)
     report(result, command, print_transfer)
+
+
+def coordcheck(
+    recipe: Recipe,
+    widths: Widths = "32,64,128,256",
+    steps: Annotated[int, typer.Option(min=1, help="Steps of Adam before the blocks are read again.")] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="Networks at each width; seed k is the recipe's plus k.")] = 3,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The folder; runs/<recipe>-coordcheck if not given.")] = None,
+    force: Force = False,
+) -> None:
+    """Check that training moves the blocks of a wide network as much as those of a narrow one.
+
+    Takes a few steps at the recipe's full rate at every width, and measures how much they changed what each block
+    gives. In μP the change does not depend on the width: the slope of its logarithm over that of the width is 0. In the
+    standard parametrization it grows. The base width is the recipe's, or the smallest. Figures, a page and
+    coordcheck.json are written to the folder. Exit code 1: the slope of a block is not within ±0.3.
+
+    \b
+    Examples:
+      scalelong coordcheck digits --set model.parametrization=mup
+      scalelong coordcheck digits; echo "standard: exit code $?"
+      scalelong coordcheck cifar10-tiny-uvit-mup --set data.source=./cifar10 --steps 5
+    """
+    require("matplotlib", "jinja2")
+    from ..compare.coordinates import check_coordinates, describe_slopes, recipes_at
+    from ..compare.grid import write_json
+    from ..report.figures import draw_figures
+    from ..report.page import Content, write_page
+    from ..report.transfer import coordinates_part
+
+    configs = recipes_at(recipe, overrides or [], numbers("--widths", widths, int))
+    check_sizes(configs.values(), force=force)
+    first = next(iter(configs.values()))
+    folder = out or Path("runs") / f"{first.name}-coordcheck"
+    with shown_progress() as show:
+        found = check_coordinates(configs, steps=steps, seeds=seeds, progress=partial(show, "networks"))
+    table = describe_slopes(first, found, steps)
+    print_slopes(found)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "coordcheck.json", table)
+    content = Content([coordinates_part(table)])
+    write_page(content, folder / "report.html")
+    draw_figures(content, folder)
+    passed = sum(one.verdict == "ok" for one in found)
+    print_line(f"{passed} of {len(found)} blocks pass, {first.model.parametrization}; figures: {folder}", style="bold")
+    if passed < len(found):
+        raise typer.Exit(1)
+
+
+def print_slopes(found: list[BlockSlope]) -> None:
+    """The change of each block at every width, and its slope."""
+    table = make_table("block", *(f">width {width}" for width in found[0].widths), ">slope", "")
+    for one in found:
+        slope, means = asdict(one.slope), (f"{fmean(row):.4g}" for row in one.changes)
+        style = "" if one.verdict == "ok" else "bold red"
+        table.add_row(Text(one.block), *means, ranged(slope, "+.2f"), Text(one.verdict, style=style))
+    print_table(table)
 
 
 def print_transfer(results: Any) -> None:

@@ -7,23 +7,27 @@ narrow network is too large for a wide one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..config import Config, build_model
+from ..config import Config, build_model, load_recipe
 from ..config.build import Inputs, build_process, conditioning_of, open_inputs
+from ..data import Progress
 from ..models.mup import family_of
 from ..training.loss import DiffusionLoss, NoisyBatch
 from ..training.parallel import build_optimizer
 from ..utils.runtime import blocks_of, tensors_in
+from .grid import PlanError
 from .intervals import CONFIDENCE, Estimate, student_quantile
+from .transfer import settings_at, standard_recipe
 
 LIMIT = 0.3
 """The steepest slope that passes: wrong scalings give halves (a sum of what is random) or ones (of what is alike)."""
@@ -40,8 +44,10 @@ class BlockSlope:
 
     @property
     def slope(self) -> Estimate:
-        xs, ys = zip(*((width, change) for width, row in zip(self.widths, self.changes, strict=True) for change in row))
-        return slope_of(xs, ys)
+        return slope_of(
+            [width for width, row in zip(self.widths, self.changes, strict=True) for _ in row],
+            [change for row in self.changes for change in row],
+        )
 
     @property
     def verdict(self) -> str:
@@ -49,7 +55,7 @@ class BlockSlope:
         slope = self.slope
         if slope.value is None or slope.low is None or slope.high is None:
             return "unclear"
-        if -LIMIT <= slope.low and slope.high <= LIMIT:
+        if slope.low >= -LIMIT and slope.high <= LIMIT:
             return "ok"
         return "grows" if slope.low > 0 else "shrinks" if slope.high < 0 else "unclear"
 
@@ -72,15 +78,43 @@ def slope_of(widths: Sequence[float], changes: Sequence[float]) -> Estimate:
     return Estimate(*(round(value, 12) for value in (slope, slope - half, slope + half)))
 
 
-def check_coordinates(configs: Mapping[int, Config], *, steps: int, seeds: int) -> Iterator[BlockSlope]:
-    """Train a few steps at every width, from several seeds, on the same batches; yields the blocks in their order."""
-    first = next(iter(configs.values()))
-    inputs, found = open_inputs(first), dict[tuple[int, int], dict[str, float]]()
-    for (width, config), k in product(configs.items(), range(seeds)):
+def recipes_at(recipe: str | Path, overrides: Sequence[str], widths: Sequence[int]) -> dict[int, Config]:
+    """The recipe at every width; where it names no base, the smallest is."""
+    model, chosen = standard_recipe(recipe, overrides).model, sorted(set(widths))
+    if len(chosen) < 3:
+        raise PlanError(f"--widths: a slope takes three widths or more, got {list(widths)}")
+    base = model.base_width or chosen[0]
+    return {at: load_recipe(recipe, [*overrides, *settings_at(recipe, overrides, base, at)]) for at in chosen}
+
+
+def check_coordinates(
+    configs: Mapping[int, Config], *, steps: int, seeds: int, progress: Progress | None = None
+) -> list[BlockSlope]:
+    """Train a few steps at every width, from several seeds, on the same batches; the blocks are in their order."""
+    first, found = next(iter(configs.values())), dict[tuple[int, int], dict[str, float]]()
+    inputs, cases = open_inputs(first), list(product(configs.items(), range(seeds)))
+    for done, ((width, config), k) in enumerate(cases):
+        if progress is not None:
+            progress(done, len(cases))
         found[width, k] = changes_of(config.model_copy(update={"seed": first.seed + k}), inputs, steps)
-    widths = tuple(configs)
-    for block in next(iter(found.values())):
-        yield BlockSlope(block, widths, tuple(tuple(found[w, k][block] for k in range(seeds)) for w in widths))
+    blocks, widths = next(iter(found.values())), tuple(configs)
+    return [
+        BlockSlope(block, widths, tuple(tuple(found[width, k][block] for k in range(seeds)) for width in widths))
+        for block in blocks
+    ]
+
+
+def describe_slopes(config: Config, found: Sequence[BlockSlope], steps: int) -> dict[str, Any]:
+    """coordcheck.json."""
+    blocks = [{**asdict(one), "slope": asdict(one.slope), "verdict": one.verdict} for one in found]
+    what = {"recipe": config.name, "parametrization": config.model.parametrization, "rate": config.optim.lr}
+    return {
+        **what,
+        "steps": steps,
+        "limit": LIMIT,
+        "passed": all(one.verdict == "ok" for one in found),
+        "blocks": blocks,
+    }
 
 
 def changes_of(config: Config, inputs: Inputs, steps: int) -> dict[str, float]:

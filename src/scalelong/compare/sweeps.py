@@ -60,7 +60,8 @@ def describe_sweep(plan: Plan, key: tuple[str, Setting], sweeps: Sweeps, records
     return {
         "method": first.method.id,
         "label": first.label,
-        **{name: first.axes[name] for name in ("depth", "batch", "width", "parametrization")},
+        "place": first.place,
+        **{name: first.axes[name] for name in ("depth", "batch")},
         "losses": spread["mean"],
         "low": spread["low"],
         "high": spread["high"],

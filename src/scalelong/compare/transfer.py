@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from ..config import load_recipe
+from ..config import Config, RecipeError, load_recipe
 from .collect import Records, initial_loss
 from .edges import Table, bounded
-from .grid import Plan, PlanError, Transfer, make_plan
+from .grid import Arm, Plan, PlanError, Transfer, make_plan
 from .intervals import mean_interval, paired_difference
 from .survival import Bound, Edge, RateTable, edge_of
 from .sweeps import columns, sweeps_of
@@ -42,7 +42,7 @@ def make_transfer(
     >>> [arm.id for arm in make_transfer("digits", [32, 64], rates=[1e-3, 2e-3, 4e-3]).arms][2:5]
     ['width32-cs-lr0.004', 'standard-width64-cs-lr0.001', 'standard-width64-cs-lr0.002']
     """
-    config, chosen = load_recipe(recipe, overrides), sorted(set(widths))
+    config, chosen = standard_recipe(recipe, overrides), sorted(set(widths))
     if len(chosen) < 2 or chosen[0] < 1:
         raise PlanError(f"--widths: a transfer goes from one width to others: give two or more, not {list(widths)}")
     rates = sorted(rates) or [float(f"{factor * config.optim.lr:.3g}") for factor in FACTORS]
@@ -51,7 +51,8 @@ def make_transfer(
     plans, base = [], chosen[0]
     for name, width in [("", base), *((name, width) for name in NAMES for width in chosen[1:])]:
         kind = f"{NAMES[name]}, " if name else ""
-        own = [*overrides, *settings_at(recipe, overrides, name or "standard", base, width)]
+        kind_of = f"model.parametrization={name or 'standard'}"
+        own = [*overrides, kind_of, *settings_at(recipe, overrides, base, width)]
         plan = make_plan(recipe, methods or [config.scaling.method], seeds=seeds, rates=rates, overrides=own)
         prefix = f"{name}-width{width}-".removeprefix("-")
         arms = [replace(arm, id=prefix + arm.id, place=f"{kind}width {width}") for arm in plan.arms]
@@ -60,14 +61,20 @@ def make_transfer(
     return replace(plans[0], arms=arms, transfer=Transfer(str(recipe), tuple(overrides), base))
 
 
-def settings_at(recipe: str | Path, overrides: Sequence[str], name: str, base: int, width: int) -> list[str]:
-    """What makes a recipe one of another width, in a parametrization."""
+def standard_recipe(recipe: str | Path, overrides: Sequence[str]) -> Config:
+    """The recipe without its parametrization, for which it may name no base."""
+    return load_recipe(recipe, [*overrides, "model.parametrization=standard"])
+
+
+def settings_at(recipe: str | Path, overrides: Sequence[str], base: int, width: int) -> list[str]:
+    """What makes a recipe one of another width."""
     try:
-        sizes = load_recipe(recipe, overrides).model.at_width(width)
+        sizes = standard_recipe(recipe, overrides).model.at_width(width)
+    except RecipeError:
+        raise
     except ValueError as error:
         raise PlanError(f"--widths: {error}") from error
-    changed = {"parametrization": name, "base_width": base, **sizes}
-    return [f"model.{key}={value}" for key, value in changed.items()]
+    return [f"model.{key}={value}" for key, value in {"base_width": base, **sizes}.items()]
 
 
 @dataclass(frozen=True)
@@ -106,8 +113,9 @@ class Family:
         return None if above == below else "at least" if above else "at most"
 
     def best(self, width: int) -> Edge:
-        """The best rate: the geometric mean over seeds, with its interval."""
-        return edge_of([*self.logs(width).values()], self.bound(width), 0.0)
+        """The best rate: the geometric mean over seeds, with its interval; none where a seed's may lie outside."""
+        found = edge_of([*self.logs(width).values()], self.bound(width), 0.0)
+        return found if found.bound is None else Edge(found.value, bound=found.bound)
 
     @property
     def shift(self) -> Edge:
@@ -117,7 +125,9 @@ class Family:
         pairs = [there[seed] - here[seed] for seed in here if seed in there]
         above = self.bound(last) == "at least" or self.bound(first) == "at most"
         below = self.bound(last) == "at most" or self.bound(first) == "at least"
-        return edge_of(pairs, None if above == below else "at least" if above else "at most", 0.0)
+        if above and below:
+            return Edge(None)
+        return edge_of(pairs, "at least" if above else "at most" if below else None, 0.0)
 
     @property
     def verdict(self) -> str:
@@ -138,8 +148,9 @@ class Family:
             "does not move": f"it moves by less than a factor of {STEP:g}",
             "cannot be told": f"whether it moves by a factor of {STEP:g} cannot be told",
         }[self.verdict]
-        here, there = (f"{ranged(self.best(width), '.3g')} at width {width}" for width in self.ends)
-        return f"{self.label}: the best rate is {here} and {there}, {ranged(self.shift, '.2f')} times that: {said}."
+        here, there = (f"{ranged(self.best(width), '.3g')} at width {width}" for width in (first, last))
+        times = "" if self.shift.value is None else f", {ranged(self.shift, '.2f')} times that"
+        return f"{self.label}: the best rate is {here} and {there}{times}: {said}."
 
 
 def best_log(rates: Sequence[float], losses: Sequence[float], untrained: float) -> float:
@@ -173,24 +184,22 @@ def describe_transfer(plan: Plan, records: Records) -> list[Table] | None:
     """
     if plan.transfer is None:
         return None
-    sweeps, found = sweeps_of(plan, records), []
+    sweeps, found, base = sweeps_of(plan, records), [], plan.transfer.base
     widths = {arm.axes["width"] for arm in plan.arms}
     for method in dict.fromkeys(arm.method for arm in plan.arms):
         own = [(arms[0], table) for (name, _), (arms, table) in sweeps.items() if name == method.id]
         untrained = max((initial_loss(records[arm.id]) or 0.0 for arm, _ in own), default=0.0) or math.inf
-        families = []
-        for name in NAMES:
-            places = [(arm.axes, table) for arm, table in own]
-            here = [
-                (at["width"], table)
-                for at, table in places
-                if at["parametrization"] == name or at["width"] == plan.transfer.base
-            ]
-            families.append(Family(name, dict(sorted(here)), untrained))
-        if own and all(family.tables.keys() == widths for family in families):
-            label, command = own[0][0].label, partial(train_command, plan.transfer, method.overrides)
-            found.append({"method": method.id, "label": label, **describe_method(*families, command)})
+        standard, mup = (Family(name, tables_of(own, name, base), untrained) for name in NAMES)
+        if own and standard.tables.keys() == mup.tables.keys() == widths:
+            command = partial(train_command, plan.transfer, method.overrides)
+            found.append({"method": method.id, "label": own[0][0].label, **describe_method(standard, mup, command)})
     return found
+
+
+def tables_of(own: Sequence[tuple[Arm, RateTable]], name: str, base: int) -> dict[int, RateTable]:
+    """Those of a parametrization by width, the smallest first; at the base it is the other one, too."""
+    at = [(arm.axes["width"], arm.axes["parametrization"], table) for arm, table in own]
+    return dict(sorted((width, table) for width, kind, table in at if kind == name or width == base))
 
 
 def describe_method(standard: Family, mup: Family, command: Callable[[int, float], str]) -> Table:
@@ -243,10 +252,8 @@ def show(loss: float | None) -> str:
 
 def train_command(transfer: Transfer, method: Sequence[str], width: int, rate: float) -> str:
     """What trains the recipe at another width with the rate that was tuned at the base."""
-    settings = settings_at(transfer.recipe, transfer.overrides, "mup", transfer.base, width)
-    words = [
-        word
-        for setting in (*transfer.overrides, *method, *settings, f"optim.lr={rate:g}")
-        for word in ("--set", setting)
-    ]
+    settings = settings_at(transfer.recipe, transfer.overrides, transfer.base, width)
+    kind = ("model.parametrization=mup", *settings, f"optim.lr={rate:g}")
+    chosen: dict[str, str] = {each.partition("=")[0]: each for each in (*transfer.overrides, *method, *kind)}
+    words = [word for setting in chosen.values() for word in ("--set", setting)]
     return shlex.join(["scalelong", "train", transfer.recipe, *words])

@@ -41,7 +41,7 @@ class NetworkConfig(Section):
     weights_sha256: str | None = None
     """Of that file; noted when a run begins."""
     parametrization: Literal["standard", "mup"] = "standard"
-    """mup = initial values and rates follow the kind of each weight, so that rates found at one width hold at others."""
+    """mup = initial values and rates by the kind of each weight, so that a rate found at one width holds at others."""
     base_width: Size | None = None
     """The width at which mup is the same as standard; heads are as large there."""
 

@@ -77,12 +77,12 @@ def kinds_of(network: nn.Module) -> dict[str, Kind]:
         (family.inputs, "input"),
         (rf"{family.output}\.weight", "output"),
     ]
+    return {name: kind_of(name, parameter, rows) for name, parameter in network.named_parameters()}
 
-    def kind_of(name: str, parameter: Tensor) -> Kind:
-        found = next((kind for pattern, kind in rows if re.fullmatch(pattern, name)), None)
-        return found or ("hidden" if parameter.ndim > 1 else "vector")
 
-    return {name: kind_of(name, parameter) for name, parameter in network.named_parameters()}
+def kind_of(name: str, parameter: Tensor, rows: list[tuple[str, Kind]]) -> Kind:
+    named: list[Kind] = [kind for pattern, kind in rows if re.fullmatch(pattern, name)]
+    return named[0] if named else "hidden" if parameter.ndim > 1 else "vector"
 
 
 class Multiplier:
