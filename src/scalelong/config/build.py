@@ -89,9 +89,9 @@ def build_model(config: Config, *, fresh: bool = True) -> nn.Module:
 
 def build_network(config: Config) -> nn.Module:
     """The network before its skips are scaled, in its parametrization."""
-    network, ratio = build_standard(config), config.model.width_ratio
-    if ratio != 1:
-        parametrize(network, ratio)
+    network = build_standard(config)
+    if config.model.parametrization == "mup":
+        parametrize(network, config.model.width_ratio)
     return network
 
 

@@ -53,22 +53,6 @@ def one_of(names: Iterable[str]) -> Callable[[str], str]:
     return check
 
 
-def check_mup(model: UViTConfig | UNetConfig) -> None:
-    """Raise where a network cannot be in μP as asked."""
-    if model.parametrization == "standard":
-        return
-    base = model.base_width
-    require(base is not None, "base_width", "is missing: the width at which mup is the same as standard")
-    try:
-        model.at_width(base or 0)
-    except ValueError as error:
-        require(False, "base_width", str(error))
-    start = (
-        "those of a standard network compute something else in mup: set parametrization: standard, or base_width: {}"
-    )
-    require(model.weights is None or base == model.width, "weights", start.format(model.width))
-
-
 class UViTConfig(NetworkConfig):
     """`kind: uvit`, a `scalelong.models.UViT`."""
 
@@ -108,7 +92,7 @@ class UViTConfig(NetworkConfig):
     @property
     def weight_std(self) -> float:
         """The standard deviation of the linear layers' weights at the start; of a network in μP that at its base."""
-        width = self.embed_dim / self.width_ratio
+        width = self.embed_dim if self.parametrization == "standard" else self.base_width or self.embed_dim
         return 0.02 * math.sqrt(512 / width) if self.init_std is None else self.init_std
 
     def at_width(self, width: int) -> dict[str, Any]:
@@ -129,7 +113,8 @@ class UViTConfig(NetworkConfig):
     def _check(self) -> UViTConfig:
         require(self.img_size % self.patch_size == 0, "patch_size", f"must divide img_size ({self.img_size})")
         require(self.embed_dim % self.num_heads == 0, "num_heads", f"must divide embed_dim ({self.embed_dim})")
-        check_mup(self)
+        for check in self.mup_checks() if self.parametrization == "mup" else ():
+            require(*check)
         return self
 
 
@@ -190,7 +175,8 @@ class UNetConfig(NetworkConfig):
         for side in self.attention:
             there_are = f"{side} is no resolution of this network; there are {', '.join(map(str, sides))}"
             require(side in sides, "attention", there_are)
-        check_mup(self)
+        for check in self.mup_checks() if self.parametrization == "mup" else ():
+            require(*check)
         one_head = self.parametrization == "mup" and self.attention and self.attention_head_dim is None
         require(not one_head, "attention_head_dim", "is missing: mup needs heads that are as large at every width")
         return self

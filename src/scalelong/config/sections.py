@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict
@@ -58,6 +59,19 @@ class NetworkConfig(Section):
     def at_width(self, width: int) -> dict[str, Any]:
         """The settings of this network at another width; raises where it cannot be as wide."""
         raise ValueError(f"only the width of a U-ViT or of a UNet can be set, and not that of this network to {width}")
+
+    def mup_checks(self) -> Iterator[tuple[bool, str, str]]:
+        """What must hold of a network in μP: whether it does, the key that is wrong if not, and what is wrong."""
+        base = self.base_width
+        yield base is not None, "base_width", "is missing: the width at which mup is the same as standard"
+        try:
+            self.at_width(base or 0)
+        except ValueError as error:
+            yield False, "base_width", str(error)
+        other = (
+            "a standard network's weights are another function in mup: set parametrization: standard, or base_width: {}"
+        )
+        yield self.weights is None or base == self.width, "weights", other.format(self.width)
 
     @property
     def sites(self) -> list[SkipSite] | None:

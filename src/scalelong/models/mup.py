@@ -98,6 +98,8 @@ class Multiplier:
 @torch.no_grad()
 def parametrize(network: nn.Module, ratio: float) -> None:
     """Make of a network with standard initial values one in μP, in place. Once, before its skips are scaled."""
+    if ratio == 1:
+        return
     family, kinds = family_of(network), kinds_of(network)
     for name, parameter in network.named_parameters():
         if family.drawn_alike:
