@@ -303,7 +303,10 @@ def estimate_seconds(plan: Plan, workers: int) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(jobs.threads_each(workers))
     try:
-        speeds = [time_step(arm.config) for arm in plan.arms if arm.method == plan.baseline]
+        sizes = {
+            (arm.place, arm.axes["depth"], arm.axes["batch"]): arm for arm in plan.arms if arm.method == plan.baseline
+        }
+        speeds = [time_step(arm.config) for arm in sizes.values()]
     finally:
         torch.set_num_threads(threads)
     return fmean(speeds) * plan.steps * len(plan.runs) / workers
