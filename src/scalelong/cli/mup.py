@@ -78,7 +78,7 @@ def transfer(
 def coordcheck(
     recipe: Recipe,
     widths: Widths = "32,64,128,256",
-    steps: Annotated[int, typer.Option(min=1, help="Steps of Adam before the blocks are read again.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of Adam before the blocks are read again.")] = 5,
     seeds: Annotated[int, typer.Option(min=1, help="Networks at each width; seed k is the recipe's plus k.")] = 3,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The folder; runs/<recipe>-coordcheck if not given.")] = None,
