@@ -64,14 +64,24 @@ def test_a_collapse_takes_the_run_back_and_on_with_other_batches_at_a_lower_rate
     assert all(tensor.isfinite().all() for tensor in final_tensors(tmp_path).values())
 
 
-@pytest.mark.parametrize("step", [57, 119])
-def test_a_run_killed_before_a_collapse_ends_as_one_that_never_was_to_the_bit(step: int, tmp_path: Path) -> None:
-    collapse(make_trainer(tmp_path / "whole", *LONG)).train()
-    stopped = collapse(make_trainer(tmp_path / "stopped", *LONG, display=SignalAt(step, signal.SIGTERM))).train()
+@pytest.mark.parametrize(("step", "clip"), [(57, "null"), (119, "1.05")])
+def test_a_run_killed_before_a_collapse_ends_as_one_that_never_was_to_the_bit(
+    step: int, clip: str, tmp_path: Path
+) -> None:
+    settings = (*LONG, f"optim.adaptive_clip={clip}")
+    collapse(make_trainer(tmp_path / "whole", *settings)).train()
+    stopped = collapse(make_trainer(tmp_path / "stopped", *settings, display=SignalAt(step, signal.SIGTERM))).train()
     assert stopped.step == step
-    collapse(make_trainer(tmp_path / "stopped", *LONG)).train()
+    collapse(make_trainer(tmp_path / "stopped", *settings)).train()
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
     assert len(rollbacks(tmp_path / "stopped")) == 1
+
+
+def test_the_averages_of_clipping_go_back_with_the_weights(tmp_path: Path) -> None:
+    trainer = collapse(make_trainer(tmp_path, *LONG, "optim.adaptive_clip=1.05"))
+    trainer.train()
+    assert trainer.state.batch_offset == 80
+    assert trainer.state.clip is not None and trainer.state.clip.steps == trainer.state.step == 150
 
 
 def test_a_regular_checkpoint_holds_no_snapshots_and_resumes_exactly(tmp_path: Path) -> None:
@@ -109,8 +119,9 @@ def test_a_run_that_collapses_again_and_again_ends_with_the_diagnosis(tmp_path: 
     assert lasting_metrics(tmp_path)[-1]["event"] == "diverged"
 
 
-def test_without_it_numbers_that_stay_non_finite_end_the_run_at_once(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, OFF, "training.max_skipped=1")
+@pytest.mark.parametrize("belt", [OFF, "training.seat_belt=true"])
+def test_numbers_that_are_never_finite_end_the_run_at_once(belt: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, belt, "training.max_skipped=1")
     trainer.network.register_forward_hook(lambda module, args, output: output * float("nan"))
     with pytest.raises(TrainingDiverged, match="training diverged: at step 2 the numbers were still not finite"):
         trainer.train()

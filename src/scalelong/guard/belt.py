@@ -39,9 +39,10 @@ class SeatBelt:
 
     Call `step(loss)` once after each step of the optimiser. `nothing` is the loss of predicting nothing: 1 for
     predicted noise, `DiffusionProcess.loss_of_nothing` in general; unless it is given, the first losses stand for it.
-    `ema` is a module, or any object that holds averages of the weights; `scaler` is the gradient scaler of fp16. A
-    collapse multiplies all later rates by 0.7, only while the optimiser steps, so that no scheduler sees it. With
-    several processes (DDP, FSDP) each has a belt, and all do the same.
+    `ema` is a module, or any object that holds averages of the weights; `scaler` is the gradient scaler of fp16, and
+    `also` what else is to go back, anything with `state_dict` and `load_state_dict`. A collapse multiplies all later
+    rates by 0.7, only while the optimiser steps, so that no scheduler sees it. With several processes (DDP, FSDP) each
+    has a belt, and all do the same.
 
     >>> model = nn.Linear(1, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -61,11 +62,12 @@ class SeatBelt:
         *,
         nothing: float | None = None,
         scaler: Any = None,
+        also: Sequence[Any] = (),
     ) -> None:
         while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = inner  # As Accelerate and Lightning wrap it.
         check_parts(model, optimizer, nothing)
-        self.subject = Subject(model, optimizer, ema, scaler)
+        self.subject = Subject(model, optimizer, ema, scaler, also)
         check_memory(type(model).__name__, self.subject.bytes())
         self.watch = LossWatch(nothing)
         self.ring: list[Snapshot] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,8 +42,10 @@ class Snapshot:
 class Subject:
     """What is copied: a model, its optimiser and what belongs to them. Of shards (FSDP) each process has its own."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, ema: Any = None, scaler: Any = None) -> None:
-        self.model, self.optimizer, self.ema, self.scaler = model, optimizer, ema, scaler
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, ema: Any = None, scaler: Any = None, also: Sequence[Any] = ()
+    ) -> None:
+        self.model, self.optimizer, self.ema, self.scaler, self.also = model, optimizer, ema, scaler, also
         self.parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.device = next(model.parameters()).device
         self.emptied: dict[int, Any] = {}
@@ -90,6 +92,8 @@ class Subject:
             vars(self.ema).update(others["ema"])
         if self.scaler is not None:
             self.scaler.load_state_dict(others["scaler"])
+        for part, state in zip(self.also, others["also"], strict=True):
+            part.load_state_dict(state)
         torch.set_rng_state(others["random"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(others["random_cuda"], self.device)
@@ -120,6 +124,7 @@ class Subject:
         of_ema = {} if self.ema is None or isinstance(self.ema, nn.Module) else vars(self.ema)
         counts = {name: value for name, value in of_ema.items() if isinstance(value, bool | int | float)}
         found: dict[str, Any] = {"slots": slots, "groups": groups, "ema": counts, "random": torch.get_rng_state()}
+        found["also"] = [part.state_dict() for part in self.also]
         if self.scaler is not None:
             found["scaler"] = self.scaler.state_dict()
         if self.device.type == "cuda":

@@ -92,7 +92,8 @@ class Trainer:
         self.state = TrainState(self.network, optimizer, ema, scaler, clip)
         if training.seat_belt:
             nothing = self.loss.process.loss_of_nothing()
-            self.state.belt = SeatBelt(self.network, optimizer, ema, nothing=nothing, scaler=scaler)
+            also = () if clip is None else (clip,)
+            self.state.belt = SeatBelt(self.network, optimizer, ema, nothing=nothing, scaler=scaler, also=also)
         self.origin = ""  # Of the last numbers that were not finite.
         self.monitor = None
         if every := training.monitor_every:
@@ -326,7 +327,7 @@ class Trainer:
         belt, step = self.state.belt, self.state.step
         if decision.action == "rollback":
             why = f"the numbers were still not finite (loss {decision.loss:.4g}: {self.origin})"
-            if belt is None:
+            if belt is None or not belt.ring:  # No step was ever good.
                 raise TrainingDiverged(f"at step {step} {why}")
             return belt.restore(why, step=step)
         # Steps that were skipped count here, too.

@@ -78,7 +78,7 @@ class TrainState:
     def tensors(self, keep: bool = True) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds, whole; shards are gathered by all processes, and those that `keep` get it.
 
-        After a regular checkpoint the belt has no snapshot of another step; those that it has are saved beside.
+        After a regular checkpoint the belt has no snapshot of another step; others are saved beside.
         """
         if self.belt is None or all(snapshot.step == self.step for snapshot in self.belt.ring):
             return self._groups(keep)
@@ -98,8 +98,10 @@ class TrainState:
 
     def as_json(self) -> dict[str, Any]:
         """What a checkpoint says besides its tensors."""
-        ring = [] if self.belt is None else self.belt.ring
-        others = [{"ema_step": one.others["ema"]["step"], "scaler": one.others.get("scaler")} for one in ring]
+        others = [
+            {"ema_step": one["ema"]["step"], "scaler": one.get("scaler"), "clip": [*one["also"], None][0]}
+            for one in ([] if self.belt is None else [snapshot.others for snapshot in self.belt.ring])
+        ]
         return {
             "format": FORMAT,
             **{name: getattr(self, name) for name in COUNTS},
@@ -126,12 +128,10 @@ class TrainState:
         for name in COUNTS:
             setattr(self, name, saved[name])
         self.spikes.load_state_dict(saved["spikes"])
-        if self.clip is not None and "clip" in saved:
-            self.clip.load_state_dict(saved["clip"])
         return saved
 
     def _load_training(self, checkpoint: Checkpoint, saved: Mapping[str, Any], prefix: str = "") -> None:
-        """Weights, EMA, optimiser and scaler of a checkpoint, or of a snapshot in it."""
+        """Weights, EMA, optimiser, scaler and clipping of a checkpoint, or of a snapshot in it."""
         weights, own = checkpoint.tensors(f"{prefix}model"), self.network.state_dict()
         refuse_other_network(checkpoint.path, weights, own)
         self.network.load_state_dict(scatter_tensors(weights, own))
@@ -143,6 +143,8 @@ class TrainState:
         restore_moments(self.optimizer, self.network, scatter_tensors(moments, like))
         if self.scaler is not None and saved["scaler"] is not None:
             self.scaler.load_state_dict(saved["scaler"])
+        if self.clip is not None and saved.get("clip"):
+            self.clip.load_state_dict(saved["clip"])
 
     def go_back(self, step: int) -> None:
         """Count from an earlier step, whose weights are there again, with batches that come after those seen.
