@@ -221,7 +221,8 @@ def describe_family(family: Family) -> Table:
     for width, table in family.tables.items():
         spread = columns([mean_interval(losses) for losses in table.losses])
         best = {**asdict(family.best(width)), "logs": [*family.logs(width).values()]}
-        found.append({"width": width, "rates": table.rates, **spread, "best": best})
+        runs = {"seeds": table.seeds, "rates": table.rates, "losses": table.losses}
+        found.append({"width": width, **runs, **spread, "best": best})
     shift = {**asdict(family.shift), "verdict": family.verdict}
     return {"name": family.name, "label": family.label, "widths": found, "shift": shift, "sentence": family.sentence()}
 
