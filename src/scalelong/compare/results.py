@@ -248,7 +248,8 @@ def difference(pairs: Sequence[tuple[float | None, float | None]]) -> Table | No
 def cautions(plan: Plan, records: Records) -> list[str]:
     """What a reader of the numbers should know."""
     found = []
-    for arm in () if plan.edge_rates else plan.arms:  # Where the edge is looked for, failures are what is looked for.
+    # Where the edge or the best rate is looked for, some rates are too large on purpose.
+    for arm in () if plan.edge_rates or plan.transfer else plan.arms:
         if lost := {run.seed: run.outcome for run in records[arm.id] if run.outcome and run.failed}:
             seeds, first = ", ".join(map(str, lost)), next(iter(lost.values()))
             found.append(f"{arm.label} ({arm.setting}): failed with seed {seeds}: {first.cause}: {first.message}")

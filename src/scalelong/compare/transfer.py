@@ -51,8 +51,7 @@ def make_transfer(
     plans, base = [], chosen[0]
     for name, width in [("", base), *((name, width) for name in NAMES for width in chosen[1:])]:
         kind = f"{NAMES[name]}, " if name else ""
-        kind_of = f"model.parametrization={name or 'standard'}"
-        own = [*overrides, kind_of, *settings_at(recipe, overrides, base, width)]
+        own = [*overrides, f"model.parametrization={name or 'standard'}", *settings_at(recipe, overrides, base, width)]
         plan = make_plan(recipe, methods or [config.scaling.method], seeds=seeds, rates=rates, overrides=own)
         prefix = f"{name}-width{width}-".removeprefix("-")
         arms = [replace(arm, id=prefix + arm.id, place=f"{kind}width {width}") for arm in plan.arms]
