@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, median, stdev
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 from scalelong.diffusion import DiffusionProcess
 from scalelong.diffusion.process import build_schedule
 from scalelong.models import UViT
-from scalelong.monitor import SkipMonitor
+from scalelong.monitor import SkipMonitor, states
 
 STEPS, WARMUP, BATCH, EVERY = 200, 20, 16, 10
 RATES = tuple(1e-3 * 2**power for power in range(7))
@@ -57,14 +59,13 @@ def settings() -> Iterator[Setting]:
         ("unet", None),
         ("plain", None),
     ]
-    for seed in (0, 1):
-        for network, std in (*deep, *others):
-            yield Setting(network, std, "epsilon", seed)
-        for network, std, prediction in (("uvit20", 0.0653, "x0"), ("uvit20", 0.0653, "v"), ("unet", None, "x0")):
-            yield Setting(network, std, prediction, seed)
-    # Seen by no rule: another depth and width, and a UNet with another norm.
-    for network, std in (("wide16", 0.0653), ("wide16", 0.02), ("wide16", 0.083), ("layer", None)):
-        yield Setting(network, std, "epsilon", 2)
+    targets = (("uvit20", 0.0653, "x0"), ("uvit20", 0.0653, "v"), ("unet", None, "x0"))
+    every = [*((*network, "epsilon") for network in (*deep, *others)), *targets]
+    yield from (Setting(network, std, prediction, 0) for network, std, prediction in every)
+    # Seen by no rule: another depth and width, a UNet with another norm, and another seed of the others.
+    new = [("wide16", std) for std in (0.0653, 0.02, 0.083)] + [("layer", None)]
+    yield from (Setting(network, std, "epsilon", 2) for network, std in new)
+    yield from (Setting(network, std, prediction, 1) for network, std, prediction in every)
 
 
 class PlainBlock(nn.Module):
@@ -160,7 +161,75 @@ def trained(setting: Setting, rate: float) -> dict[str, Any]:
     nothing = process.loss_of_nothing((images - images.mean(dim=0)).square().mean().item())
     order = list(monitor.hooks.blocks)
     facts = {"rate": rate, "nothing": nothing, "order": order, "losses": losses, "norms": norms}
-    return {**asdict(setting), **facts, "readings": readings, "said": str(monitor.diagnosis() or "")}
+    return {**asdict(setting), **facts, "readings": readings}
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    """The runs, each judged by its losses: whether it failed, from which step on, and how its rate compares."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for path in sorted(folder.glob("*.json")):
+        run = json.loads(path.read_text())
+        run["end"] = fmean(run["losses"][-30:]) if len(run["losses"]) == STEPS else math.inf
+        groups[run["network"], run["std"], run["prediction"], run["seed"]].append(run)
+    for group in groups.values():
+        best = min(group, key=lambda run: run["end"])
+        line = (best["nothing"] + min(best["end"], best["nothing"])) / 2
+        for run in group:
+            windows = [fmean(run["losses"][max(0, step - 20) : step]) for step in range(1, len(run["losses"]) + 1)]
+            below = [step for step, mean in enumerate(windows, start=1) if step >= 20 and mean <= line]
+            run["failed"] = not run["end"] <= line
+            run["collapse"] = (below[-1] + 1 if below else None) if run["failed"] else None
+            run["above"] = run["rate"] > best["rate"]
+    return [run for group in groups.values() for run in group]
+
+
+def first_word(run: dict[str, Any], limit: float) -> int | None:
+    """The step of the first reading at which the monitor's rule says that a block grows."""
+    watch, states.LIMIT = states.StateWatch(run["nothing"]), limit
+    for reading in run["readings"]:
+        watch.update(reading["step"], reading, run["order"])
+        if watch.status.state != "steady":
+            return reading["step"]
+    return None
+
+
+def by_norm(run: dict[str, Any], limit: float) -> int | None:
+    """The same of a plain threshold on the gradient's norm, over its median up to then."""
+    norms = run["norms"]
+    steps = range(WARMUP + 1, len(norms) + 1)
+    return next((step for step in steps if not norms[step - 1] <= limit * median(norms[: step - 1])), None)
+
+
+def by_cusum(run: dict[str, Any], limit: float) -> int | None:
+    """The same of CUSUM on the loss: how far it has risen above the mean of the last 20 steps, in their deviations."""
+    total, losses = 0.0, run["losses"]
+    for step in range(WARMUP + 1, len(losses) + 1):
+        before = losses[step - 1 - WARMUP : step - 1]
+        total = max(0.0, total + (losses[step - 1] - fmean(before)) / (stdev(before) or 1.0) - 0.5)
+        if not total <= limit:
+            return step
+    return None
+
+
+RULES = {"a block grows": (first_word, (50.0, 200.0, 500.0, 2000.0)), "gradient norm": (by_norm, (3.0, 10.0, 30.0))}
+RULES["CUSUM of the loss"] = (by_cusum, (4.0, 8.0, 16.0))
+
+
+def judge(folder: Path) -> None:
+    """A table of each rule's words, on the runs that made it and on the others."""
+    runs = load(folder)
+    print("| runs | rule | limit | at or below the best rate | failed and announced | above, but not failed | lead |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | --- |")
+    for name, chosen in (("seed 0", [r for r in runs if r["seed"] == 0]), ("held out", [r for r in runs if r["seed"]])):
+        low, failed = [r for r in chosen if not r["above"]], [r for r in chosen if r["failed"]]
+        high = [r for r in chosen if r["above"] and not r["failed"]]
+        for rule, (word, limits) in RULES.items():
+            for limit in limits:
+                said = [sum(word(run, limit) is not None for run in some) for some in (low, failed, high)]
+                late = [run["collapse"] - step for run in failed if run["collapse"] and (step := word(run, limit))]
+                lead = f"{median(late):g} ({min(late)} to {max(late)}, {len(late)} runs)" if late else "–"
+                shares = " | ".join(f"{n} of {len(some)}" for n, some in zip(said, (low, failed, high), strict=True))
+                print(f"| {name} | {rule} | {limit:g} | {shares} | {lead} |")
 
 
 def main() -> None:
@@ -170,7 +239,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="runs with this in their name")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    collect(options.out, options.only)
+    collect(options.out, options.only) if options.what == "collect" else judge(options.out)
 
 
 if __name__ == "__main__":

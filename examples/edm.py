@@ -58,14 +58,14 @@ def main(folder: Path, steps: int = 200) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            monitor.step()
+            monitor.step(loss=loss)
             decay = 0.5 ** (BATCH / min(EMA_IMAGES, (step + 1) * BATCH * 0.05))
             with torch.no_grad():
                 for kept, new in zip(ema.parameters(), net.parameters(), strict=True):
                     kept.lerp_(new, 1 - decay)
                 for kept, new in zip(ema.buffers(), net.buffers(), strict=True):
                     kept.copy_(new)
-        print(f"loss {loss.item():.4f}: {monitor.diagnosis() or 'no skip oscillates'}")
+        print(f"loss {loss.item():.4f}: {monitor.status}")
 
     save_pretrained(ema, folder)
     shipped, images = from_pretrained(partial(new_network), folder), IMAGES[:2]

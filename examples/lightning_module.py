@@ -52,17 +52,17 @@ class Diffusion(lightning.LightningModule):
 
 
 class Watch(lightning.Callback):
-    """Reads the skips every ten steps of the optimiser, and says at the end which of them oscillated."""
+    """Reads the skips every ten steps of the optimiser, and says at the end what state the run is in."""
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self.monitor = SkipMonitor(module.unet).start()
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.monitor.step()
+    def on_train_batch_end(self, trainer: lightning.Trainer, module: Any, outputs: Any, *_: Any) -> None:
+        self.monitor.step(loss=outputs["loss"])
 
     def on_train_end(self, trainer: lightning.Trainer, module: Any) -> None:
         self.monitor.stop()
-        print(f"after {trainer.global_step} steps: {self.monitor.diagnosis() or 'no skip oscillates'}")
+        print(f"after {trainer.global_step} steps: {self.monitor.status}")
 
 
 def main(folder: Path, steps: int = 100) -> None:

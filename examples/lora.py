@@ -70,9 +70,9 @@ def main(folder: Path, steps: int = 60) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            monitor.step()  # new
+            monitor.step(loss=loss)  # new
         kappa = unet.skip_scaling.kappa.item()
-        print(f"loss {loss.item():.4f}, κ = {kappa:.4f}: {monitor.diagnosis() or 'no skip oscillates'}")
+        print(f"loss {loss.item():.4f}, κ = {kappa:.4f}: {monitor.status}")
 
     tuned = output(unet)
     unet.fuse_lora()

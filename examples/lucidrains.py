@@ -38,8 +38,8 @@ def main(folder: Path, steps: int = 100) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            monitor.step()
-        print(f"loss {loss.item():.4f}: {monitor.diagnosis() or 'no skip oscillates'}")
+            monitor.step(loss=loss)
+        print(f"loss {loss.item():.4f}: {monitor.status}")
 
     save_pretrained(model, folder)  # with its scaling; fuse=True for weights that a plain Unet loads
     shipped, model = from_pretrained(build, folder), model.eval()

@@ -50,8 +50,8 @@ def main(folder: Path, steps: int = 100) -> None:
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-            monitor.step()
-        print(f"loss {loss.item():.4f}: {monitor.diagnosis() or 'no skip oscillates'}")
+            monitor.step(loss=loss)
+        print(f"loss {loss.item():.4f}: {monitor.status}")
 
     save_pretrained(model, folder / "scaled")  # to go on training
     save_pretrained(model, folder / "plain", fuse=True)  # for a DiffusionModelUNet without scalelong

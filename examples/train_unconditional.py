@@ -63,11 +63,11 @@ def main(folder: Path, steps: int = 200) -> None:
                     optimizer.zero_grad()
                 if accelerator.sync_gradients:
                     ema.step(model.parameters())
-                    monitor.step()  # new
+                    monitor.step(loss=loss)  # new
                     step += 1
                     if step == steps:
                         break
-        print(f"step {step}, loss {loss.item():.4f}: {monitor.diagnosis() or 'no skip oscillates'}")  # new
+        print(f"step {step}, loss {loss.item():.4f}: {monitor.status}")  # new
 
     if not accelerator.is_main_process:
         return

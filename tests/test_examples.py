@@ -29,7 +29,7 @@ def say(name: str, folder: Path, steps: int, capsys: pytest.CaptureFixture[str])
     """What an example prints."""
     load(name).main(folder, steps)
     said = capsys.readouterr().out
-    assert re.search(r"no skip oscillates|from step \d+ on", said), said
+    assert re.search(r"(steady|growing|failing) since step \d+", said), said
     return said
 
 

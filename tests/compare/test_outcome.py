@@ -74,7 +74,7 @@ def test_a_record_holds_what_the_run_has_written(finished: Path) -> None:
 def test_the_event_of_an_oscillation_is_no_reading(finished: Path, tmp_path: Path) -> None:
     run = planned()
     shutil.copytree(finished / run.folder, tmp_path / run.folder)
-    event = {"step": 10, "event": "oscillation", "skip": 2, "skip_swing": 0.5, "message": "training oscillates"}
+    event = {"step": 10, "event": "state", "state": "growing", "block": "mid", "message": "growing since step 10"}
     for _ in range(10):
         Run(tmp_path / run.folder).metrics.write(event)
     assert collect(tmp_path, run).coefficients == collect(finished, run).coefficients

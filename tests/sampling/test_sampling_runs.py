@@ -148,6 +148,16 @@ def test_a_finished_folder_that_lost_images_gets_them_back(tmp_path: Path, fresh
     assert visible(tmp_path) == {"images", "images.json"}
 
 
+def test_what_a_kill_left_behind_at_the_very_end_goes_with_the_next_command(tmp_path: Path) -> None:
+    folder = place(tmp_path)
+    fill(folder)
+    whole = sorted(tmp_path.rglob("*"))
+    (folder.folder / "index.json").write_text("{}")
+    (tmp_path / "images.old").mkdir()
+    assert fill(folder) == []
+    assert sorted(tmp_path.rglob("*")) == whole
+
+
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_more_images_are_added_and_equal_to_those_drawn_at_once(
     interrupted: bool, tmp_path: Path, fresh: dict[str, bytes]

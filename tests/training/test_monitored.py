@@ -10,7 +10,7 @@ import torch
 from run_cases import SignalAt, assert_same_run, final_tensors, lasting_metrics, run_tiny, tiny
 
 from scalelong.config import RecipeError
-from scalelong.monitor import Diagnosis, SkipMonitor
+from scalelong.monitor import SkipMonitor, Status
 from scalelong.training import Lines
 
 MONITORED = ("training.monitor_every=1", "training.steps=12", "scaling.method=ls")
@@ -42,23 +42,25 @@ def test_a_monitored_run_that_was_stopped_resumes_as_if_it_had_not_been(monitore
     assert_same_run(tmp_path / "run", monitored)
 
 
-FOUND = Diagnosis(6, "mid_block", 0.4, "mid_block", 0.4, skip=1, consumer="out_blocks.0", skip_swing=0.3)
-
-
 class Alarmed(SkipMonitor):
-    """Finds an oscillation at step 6, whatever it sees."""
+    """Finds a block that grows at step 6, and steady again from step 8 on, whatever it sees."""
 
-    def diagnosis(self) -> Diagnosis | None:
-        return FOUND if self.count >= FOUND.step else None
+    @property
+    def status(self) -> Status:
+        step = self.count + 1
+        return Status() if step < 6 else Status("growing", 6, "mid_block", 900.0) if step < 8 else Status("steady", 8)
 
 
-def test_the_diagnosis_is_logged_and_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_change_of_the_state_is_logged_and_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("scalelong.training.loop.SkipMonitor", Alarmed)
     run_tiny(tmp_path / "run", "training.monitor_every=2", display=Lines(said.append))
-    events = [line for line in lasting_metrics(tmp_path / "run") if line.get("event") == "oscillation"]
-    assert [(event["step"], event["block"], event["message"]) for event in events] == [(6, "mid_block", str(FOUND))]
-    assert said.count(str(FOUND)) == 1
+    events = [line for line in lasting_metrics(tmp_path / "run") if line.get("event") == "state"]
+    assert [(event["step"], event["state"], event["block"]) for event in events] == [
+        (6, "growing", "mid_block"),
+        (8, "steady", ""),
+    ]
+    assert all(said.count(f"step {event['step']}: {event['message']}") == 1 for event in events)
 
 
 def test_a_monitor_and_compile_exclude_each_other() -> None:

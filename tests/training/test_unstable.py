@@ -1,4 +1,4 @@
-"""A deep U-ViT with a rate that is far too high and no clipping: the run says which block and which skip oscillated."""
+"""A deep U-ViT with a rate that is far too high and no clipping: the run says its state, and which block grew."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ DEEP = (
     *("training.batch_size=16", "training.steps=32", "training.log_every=1", "training.validate_every=null"),
     *("training.sample_every=null", "training.monitor_every=1", "optim.warmup_steps=8"),
 )
-SENTENCE = re.compile(
-    r"from step \d+ on training oscillates, first in (\S+), whose features swing by \d+% of their norm from one "
-    r"reading to the next(, up to \d+% in \S+)?; .*skip (\d) \(into \S+\) swings most, by \d+%\."
-)
+SENTENCE = re.compile(r"(growing|failing) since step \d+[,:] .* in (\S+), whose features are × \S+ of the first ones.*")
 
 
 @dataclass(frozen=True)
@@ -28,15 +25,15 @@ class Trained:
     losses: list[float]
     events: list[dict[str, Any]]
     said: list[str]
-    """The lines of the console that speak of an oscillation."""
+    """The lines of the console that speak of a state."""
 
 
 def train(out: Path, rate: float) -> Trained:
     """`scalelong train digits --set …`, as a user runs it."""
     result = run("train", "digits", *sets(*DEEP, f"optim.lr={rate}"), "--out", out)
     assert result.exit_code == 0, result.output
-    events = [line for line in lasting_metrics(out) if line.get("event") == "oscillation"]
-    return Trained(losses(out), events, [line for line in result.stdout.splitlines() if "oscillates" in line])
+    events = [line for line in lasting_metrics(out) if line.get("event") == "state"]
+    return Trained(losses(out), events, [line for line in result.stdout.splitlines() if " since step " in line])
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return train(tmp_path_factory.mktemp("healthy") / "run", 2e-3)
 
 
-def test_a_healthy_run_is_told_of_no_oscillation(healthy: Trained) -> None:
+def test_a_healthy_run_is_steady(healthy: Trained) -> None:
     assert healthy.losses[-1] < 0.85 * healthy.losses[0]
     assert healthy.events == [] and healthy.said == []
 
@@ -55,8 +52,10 @@ def test_a_rate_too_high_is_told_in_one_sentence_on_the_console_and_in_the_log(
     wild = train(tmp_path / "run", 0.1)
     # Predicting nothing at all has a loss of 1.
     assert sum(wild.losses[-8:]) / 8 > 0.9 > 1.1 * sum(healthy.losses[-8:]) / 8
-    (event,) = wild.events
+    event = wild.events[0]
     match = SENTENCE.fullmatch(event["message"])
     assert match is not None, event["message"]
-    assert (match[1], int(match[3])) == (event["block"], event["skip"])
-    assert wild.said == [event["message"]]
+    assert (match[1], match[2].rstrip(",")) == (event["state"], event["block"])
+    assert [event["message"] in line for event, line in zip(wild.events, wild.said, strict=True)] == [True] * len(
+        wild.said
+    )

@@ -100,7 +100,7 @@ def collect(out: Path, run: PlannedRun) -> RunRecord:
         return RunRecord(run.seed, str(run.folder), damage=f"{damage}. Remove {folder} to make the run again")
     if not lines:
         return RunRecord(run.seed, str(run.folder), outcome=outcome)
-    # The event of an oscillation names a skip too, but is no reading of the monitor.
+    # An event may name a block too, but is no reading of the monitor.
     readings = [line for line in lines if "event" not in line and is_reading(line)]
     # The median over the logged laps: those with an evaluation or a checkpoint in them are the fewer ones.
     speeds = [line["images_per_second"] for line in lines if line.get("images_per_second")]

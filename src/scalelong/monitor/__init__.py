@@ -1,6 +1,7 @@
 """Watches skips and blocks in any training loop, and changes nothing."""
 
 from .monitor import SkipMonitor
-from .oscillation import Diagnosis, oscillation_index
+from .readings import oscillation_index
+from .states import Status
 
-__all__ = ["Diagnosis", "SkipMonitor", "oscillation_index"]
+__all__ = ["SkipMonitor", "Status", "oscillation_index"]

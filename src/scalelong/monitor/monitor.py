@@ -18,14 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..guard.belt import as_loss, fetch
 from ..skips import SkipSite
 from ..skips.apply import choose_sites, compiled_elsewhere, scaled_networks
 from ..skips.find import refuse_other_objects
 from ..skips.hooks import attached_hooks
 from ..skips.trace import ExampleInputs
 from .hooks import SkipHooks, output_change
-from .oscillation import Diagnosis, Finder
 from .readings import Processes, Table, named, unwrapped, with_nulls
+from .states import StateWatch, Status
 
 KEEP = 1000
 """Readings that are kept; the older ones can only be had by writing them in time."""
@@ -41,8 +42,9 @@ class SkipMonitor:
     robust its output is; `window` readings make an oscillation index.
 
     A monitored run is the same to the bit as one without. `sites` and `example_inputs` are those of `scale_skips`, for
-    models that no family knows; `scaler` is the gradient scaler of fp16, if there is one. What is read stays on the
-    device until `readings()`, `latest`, `diagnosis()` or `write()` asks for it. A model wrapped by DDP or FSDP is read
+    models that no family knows; `scaler` is the gradient scaler of fp16, if there is one; `nothing` is the loss of
+    predicting nothing (1 for predicted noise; unless it is given the first losses stand for it). What is read stays on
+    the device until `readings()`, `latest`, `status` or `write()` asks for it. A model wrapped by DDP or FSDP is read
     over all its processes, each of which must call `step` then.
     """
 
@@ -56,6 +58,7 @@ class SkipMonitor:
         sites: Iterable[SkipSite | int] | None = None,
         example_inputs: ExampleInputs | None = None,
         scaler: Any = None,
+        nothing: float | None = None,
     ) -> None:
         if every < 1 or window < 2:
             raise ValueError(f"every must be at least 1 and window at least 2, got {every=}, {window=}")
@@ -69,12 +72,14 @@ class SkipMonitor:
         self.hooks = SkipHooks(self.network, self.sites, self.processes, scaler)
         self.table = Table((site.index for site in self.sites), self.hooks.blocks, window)
         self.columns = [*self.table.names, *(f"{name}_oscillation" for name in self.table.series)]
-        self.finder = Finder({site.index: site.consumer for site in self.sites})
+        self.states = StateWatch(nothing)
         self.count = 0
         """The last step of the optimiser, from 1."""
         self.running = self.attached = self.warned = False
         self.pending: list[tuple[int, Tensor]] = []
         """Steps that were read, with their numbers on the device."""
+        self.losses: list[tuple[int, Tensor | float]] = []
+        """Of the steps since then, on the device too."""
         self.records: deque[tuple[int, Tensor]] = deque(maxlen=KEEP)
         """Steps with all columns, on the CPU."""
         self.unwritten = 0
@@ -96,12 +101,20 @@ class SkipMonitor:
         self.running = False
         self.seek(self.count)
 
-    def step(self, number: int | None = None) -> bool:
-        """Call it after the optimiser's step, whose `number` counts from 1 unless given; whether the step was read."""
+    def step(self, number: int | None = None, loss: Tensor | float | None = None) -> bool:
+        """Call it after the optimiser's step, whose `number` counts from 1 unless given; whether the step was read.
+
+        With the `loss` of every step, of the whole batch, the state also says when it is on its way to that of
+        predicting nothing.
+        """
         if not self.running:
             raise RuntimeError("this SkipMonitor is not watching: use `with SkipMonitor(model) as monitor:`")
         number = self.count + 1 if number is None else number
+        if loss is not None:
+            self.losses.append((number, as_loss(loss)))
         read = self.attached and self._read(number)
+        if len(self.losses) >= KEEP:
+            self._fetch()
         self.seek(number)
         return read
 
@@ -125,10 +138,15 @@ class SkipMonitor:
         self._fetch()
         return named(self.columns, self.records[-1][1]) if self.records else {}
 
-    def diagnosis(self) -> Diagnosis | None:
-        """Which block and which skip oscillated first; None as long as none does. Its `str` is a sentence."""
+    @property
+    def status(self) -> Status:
+        """The state of the run at the last reading: steady, growing or failing; its `str` is a sentence."""
         self._fetch()
-        return self.finder.found
+        return self.states.status
+
+    def diagnosis(self) -> Status | None:
+        """The status, unless the run is steady."""
+        return None if self.status.state == "steady" else self.status
 
     def write(self, path: str | Path) -> int:
         """Append the readings that were not written yet to a file, one JSON object per line; how many they were.
@@ -146,7 +164,7 @@ class SkipMonitor:
         """What a resumed run needs to read on as if it had never stopped, as JSON."""
         self._fetch()
         history = [with_nulls(row.tolist()) for row in self.table.rows]
-        return {"step": self.count, "history": history, "finder": self.finder.state_dict()}
+        return {"step": self.count, "history": history, "states": self.states.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # Rows of another length are those of a version that read other numbers.
@@ -154,7 +172,8 @@ class SkipMonitor:
         rows = [[float("nan") if value is None else value for value in row] for row in kept]
         self.table.rows.clear()
         self.table.rows.extend(torch.tensor(row, dtype=torch.float64) for row in rows)
-        self.finder.load_state_dict(state["finder"])
+        if "states" in state:  # Not in those of a version that had none.
+            self.states.load_state_dict(state["states"])
         self.seek(state["step"])
 
     @torch.no_grad()
@@ -177,18 +196,20 @@ class SkipMonitor:
         return True
 
     def _fetch(self) -> None:
-        """Bring what is waiting on the device, in a single transfer, and look for an oscillation."""
-        if not self.pending:
-            return
-        steps, rows = zip(*self.pending, strict=True)
-        self.pending = []
-        for step, row in zip(steps, torch.stack(rows).cpu().double(), strict=True):
+        """Bring what is waiting on the device, in a transfer for readings and one for losses, and judge it in order."""
+        steps, losses = [step for step, _ in self.losses], fetch([loss for _, loss in self.losses])
+        waiting, self.losses = deque(zip(steps, losses, strict=True)), []
+        pending, self.pending = self.pending, []
+        rows = torch.stack([row for _, row in pending]).cpu().double() if pending else ()
+        for (step, _), row in zip(pending, rows, strict=True):
+            while waiting and waiting[0][0] <= step:
+                self.states.add_loss(waiting.popleft()[1])
             self.table.rows.append(row)
-            oscillation, swings = self.table.oscillation(), self.table.swings()
-            self.records.append((step, torch.cat([row, oscillation])))
+            self.records.append((step, torch.cat([row, self.table.oscillation()])))
             self.unwritten = min(self.unwritten + 1, KEEP)
-            indices = named(self.table.series, oscillation), named(self.table.series, swings)
-            self.finder.update(step, named(self.table.names, row), *indices, order=list(self.hooks.order))
+            self.states.update(step, named(self.table.names, row), list(self.hooks.order))
+        for _, loss in waiting:
+            self.states.add_loss(loss)
 
     def _reading(self, step: int, row: Tensor) -> dict[str, float]:
         return {"step": step, **named(self.columns, row)}

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .oscillation import beyond_noise, oscillation_index, swing_index
-
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 OF_SKIP = ("feature", "gradient", "share", "coefficient")
@@ -25,9 +23,6 @@ OF_MODEL = ("robustness", "robustness_max")
 
 ENOUGH = 5
 """Readings before there is an oscillation index."""
-SURE = 8
-"""Readings before a diagnosis is made: with fewer, a single jump counts too much."""
-
 FROM_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "feature": lambda energy, images: (energy / images).sqrt(),
     "share": lambda skip, joined: skip / joined,
@@ -158,21 +153,26 @@ class Table:
 
     def oscillation(self) -> Tensor:
         """The oscillation index of each series; NaN as long as there are too few readings. Shape: (series,)."""
-        return self._if_enough(ENOUGH, oscillation_index(self._window()[:, : len(self.series)]))
+        index = oscillation_index(torch.stack(list(self.rows))[:, : len(self.series)])
+        enough = len(self.rows) >= min(ENOUGH, self.rows.maxlen or ENOUGH)
+        return index if enough else torch.full_like(index, torch.nan)
 
-    def swings(self) -> Tensor:
-        """How far each series goes back and forth; of features, beyond their noise. Shape: (series,)."""
-        window, count, features = self._window(), len(self.series), self.features
-        swings, noise = swing_index(window[:, :count]), window[:, count : count + len(features)].nanmean(dim=0)
-        swings[features] = beyond_noise(swings[features], noise)
-        return self._if_enough(SURE, swings)
 
-    def _window(self) -> Tensor:
-        return torch.stack(list(self.rows))
+def oscillation_index(series: Tensor) -> Tensor:
+    """Relative total variation per reading: the mean of |x_{k+1} − x_k| over the mean of |x_k|. Shape: (n, S) → (S,).
 
-    def _if_enough(self, readings: int, values: Tensor) -> Tensor:
-        enough = len(self.rows) >= min(readings, self.rows.maxlen or readings)
-        return values if enough else torch.full_like(values, torch.nan)
+    0 for a constant, and 1 for a series that jumps between 1 and 3. A series of zeros has 0, one with a value that is
+    missing or not finite has NaN.
+
+    >>> oscillation_index(torch.tensor([[1.0, 1.0], [3.0, 2.0], [1.0, 3.0], [3.0, 4.0]])).tolist()
+    [1.0, 0.4...]
+    """
+    variation = series.diff(dim=0).abs().sum(dim=0)
+    if len(series) < 2:
+        return torch.full_like(variation, torch.nan)
+    size = series.abs().mean(dim=0) * (len(series) - 1)
+    index = torch.where(size == 0, variation, variation / size)
+    return index.where(series.isfinite().all(dim=0), torch.nan)
 
 
 def named(names: Iterable[str], values: Tensor) -> dict[str, float]:

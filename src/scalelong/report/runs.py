@@ -121,6 +121,7 @@ class Event:
     typical: float | None = None
     deviations: float = 0.0
     from_step: int | None = None
+    state: str = ""
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,8 @@ class Run:
         if back := self.events("rollback"):
             ways = [f"from step {show(event.from_step)} to {show(event.step)}" for event in back[:5]]
             found.append(f"{plural(len(back), 'rollback')}: {', '.join(ways + ['…'] * (len(back) > 5))}.")
-        messages = [event.message for kind in ("oscillation", "diverged") for event in self.events(kind)]
+        told = [event for event in self.events("state") if event.state != "steady"] + list(self.events("diverged"))
+        messages = [event.message for event in told]
         return found + [message[:1].upper() + message[1:] for message in messages if message]
 
     @property

@@ -82,7 +82,7 @@ class SampleFolder:
         self.folder, self.count = folder, count
         self.fingerprint: blocks.Fingerprint = {**settings, "batch": batch, "count": count}
         self.blocks = blocks.block_ranges(count, batch)
-        self.partial = folder.with_name(f"{folder.name}.partial")
+        self.partial, self.old = (folder.with_name(f"{folder.name}.{what}") for what in ("partial", "old"))
         self.index_file = folder.with_name(f"{folder.name}.json")
         # Beside the folder: Windows does not rename one with an open file in it.
         self.lock_file = folder.with_name(f".{folder.name}.lock")
@@ -95,6 +95,8 @@ class SampleFolder:
     ) -> None:
         """Sample what is missing. `open_sampler` is called only if something is, for it has to load the network."""
         if self.is_complete():
+            if not rank.index:
+                self._tidy()
             return
         sampler, store = cache(open_sampler), blocks.BlockFolder(self.partial)
 
@@ -158,15 +160,18 @@ class SampleFolder:
         for path in self.partial.iterdir():
             if path.name not in own:
                 path.unlink()
-        old = self.folder.with_name(f"{self.folder.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(self.old, ignore_errors=True)
         if self.folder.exists():
-            os.rename(self.folder, old)
+            os.rename(self.folder, self.old)
         entries = {name: index.entries[name] for name in self.blocks}
         blocks.write_index(self.index_file, blocks.Index(self.fingerprint, entries))
         publish(self.partial, self.folder)
-        (self.folder / blocks.INDEX).unlink()
-        shutil.rmtree(old, ignore_errors=True)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what only an unfinished folder needs, also where a kill came before it."""
+        (self.folder / blocks.INDEX).unlink(missing_ok=True)
+        shutil.rmtree(self.old, ignore_errors=True)
 
 
 def name_of(number: int) -> str:

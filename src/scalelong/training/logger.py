@@ -95,12 +95,12 @@ class RunLogger:
         self.display.step(state.step, decision.loss)
 
     def log_reading(self, step: int, monitor: SkipMonitor) -> None:
-        """What the monitor read in a step, and, once, that there is an oscillation."""
+        """What the monitor read in a step, and what state the run is in where that has changed."""
         self.record(step, monitor.latest)
-        found = monitor.diagnosis()
-        if found is not None and found.step == step:
-            self.record(step, {"event": "oscillation", **asdict(found), "message": str(found)})
-            self.info(str(found))
+        status = monitor.status
+        if status.since == step:
+            self.record(step, {"event": "state", **asdict(status), "message": str(status)})
+            self.info(f"step {step}: {status}")
 
     def log_skipped(self, step: int, decision: StepDecision, origin: str) -> None:
         numbers = {"loss": decision.loss, "grad_norm": decision.grad_norm}

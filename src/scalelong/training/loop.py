@@ -97,8 +97,8 @@ class Trainer:
         self.origin = ""  # Of the last numbers that were not finite.
         self.monitor = None
         if every := training.monitor_every:
-            sites, scaler = config.model.sites, self.state.scaler
-            self.monitor = SkipMonitor(self.model, every=every, probe_every=10 * every, sites=sites, scaler=scaler)
+            known = {"sites": config.model.sites, "scaler": scaler, "nothing": process.loss_of_nothing()}
+            self.monitor = SkipMonitor(self.model, every=every, probe_every=10 * every, **known)
         self.evaluator = None
         if config.evaluation.every is not None:
             self.evaluator = open_evaluator(config, run, self.inputs, parallel, self.logger.display.show_progress)
@@ -202,7 +202,7 @@ class Trainer:
         state.optimizer.zero_grad()
         state.step += 1
         self.logger.log_step(state, decision)
-        if self.monitor is not None and self.monitor.step(state.step):
+        if self.monitor is not None and self.monitor.step(state.step, mean_loss):
             self.logger.log_reading(state.step, self.monitor)
         # Alone, a signal may still come while the step ends.
         self.stopping = stop_share > 0 if parallel.rank.world > 1 else self.signals.requested()
