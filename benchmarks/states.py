@@ -215,9 +215,13 @@ RULES = {"a block grows": (first_word, (50.0, 200.0, 500.0, 2000.0)), "gradient 
 RULES["CUSUM of the loss"] = (by_cusum, (4.0, 8.0, 16.0))
 
 
-def judge(folder: Path) -> None:
+def judge(folder: Path, file: Path | None) -> None:
     """A table of each rule's words, on the runs that made it and on the others."""
     runs = load(folder)
+    if file is not None:
+        keys = ("network", "std", "prediction", "seed", "rate", "end", "failed", "collapse", "above")
+        rows = [{**{key: run[key] for key in keys}, "word": first_word(run, 500.0)} for run in runs]
+        file.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     print("| runs | rule | limit | at or below the best rate | failed and announced | above, but not failed | lead |")
     print("| --- | --- | ---: | ---: | ---: | ---: | --- |")
     for name, chosen in (("seed 0", [r for r in runs if r["seed"] == 0]), ("held out", [r for r in runs if r["seed"]])):
@@ -237,9 +241,10 @@ def main() -> None:
     parser.add_argument("what", choices=["collect", "judge"])
     parser.add_argument("--out", type=Path, required=True, help="the folder of the runs")
     parser.add_argument("--only", default="", help="runs with this in their name")
+    parser.add_argument("--json", type=Path, help="also write what became of each run here")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    collect(options.out, options.only) if options.what == "collect" else judge(options.out)
+    collect(options.out, options.only) if options.what == "collect" else judge(options.out, options.json)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,8 @@ from scalelong.monitor.readings import with_nulls
 from scalelong.runs import Run
 from scalelong.training import samples
 from scalelong.training.loss import DiffusionLoss, NoisyBatch
+from scalelong.training.parallel import launched
+from scalelong.utils.team import TIMEOUT
 
 # What a run imports when it needs it, imported once for all children.
 for module in ("diffusers", "sklearn.datasets", "torchmetrics.image.kid"):
@@ -208,24 +209,26 @@ def fail_at(name: str) -> None:
 
 def keep_averages(plan: dict[str, Any], rank: int) -> None:
     """Train, and write this process's own EMA weights beside the checkpoints that the first one writes."""
-    trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []))
-    trainer.train()
+    with launched() as own:
+        trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []), rank=own)
+        trainer.train()
     save_file(trainer.state.ema.state_dict(), Path(plan["out"]) / f"averages-{rank}.safetensors")
 
 
 def keep_readings(plan: dict[str, Any], rank: int) -> None:
     """Train, and write what this process's own monitor read beside the log that the first one writes."""
-    trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []))
-    trainer.train()
+    with launched() as own:
+        trainer = make_trainer(Path(plan["out"]), *plan.get("overrides", []), rank=own)
+        trainer.train()
     readings = with_nulls(trainer.monitor.readings())
     (Path(plan["out"]) / f"readings-{rank}.json").write_text(json.dumps(readings), encoding="utf-8")
 
 
 def measure_slowly(seconds: float) -> None:
-    """Let a grid and the figures of an evaluation take this long, and a collective fail after less."""
+    """Let a grid and the figures of an evaluation take this long, and all that waits for nobody fail after less."""
     for module, name in ((samples, "sample_network"), (evaluating, "figures_of")):
         setattr(module, name, delayed(getattr(module, name), seconds))
-    torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=0.7 * seconds)
+    os.environ[TIMEOUT] = str(0.7 * seconds)
 
 
 def delayed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from scalelong.config import Config, load_recipe
 from scalelong.runs import Run, find_resume_point, read_metrics
 from scalelong.training import Display, Trainer, TrainResult, train
 from scalelong.training.parallel import Parallel
+from scalelong.utils.runtime import Rank
 
 HERE = Path(__file__).resolve().parent
 
@@ -80,9 +81,9 @@ def train_unet(out: Path, *overrides: str) -> Path:
     return out
 
 
-def make_trainer(out: Path, *overrides: str, **options: Any) -> Trainer:
+def make_trainer(out: Path, *overrides: str, rank: Rank | None = None, **options: Any) -> Trainer:
     config, run = tiny(*overrides), Run(out)
-    return Trainer(config, run, find_resume_point(run, config), Parallel.open(config.training), **options)
+    return Trainer(config, run, find_resume_point(run, config), Parallel.open(config.training, rank), **options)
 
 
 def final_tensors(out: Path) -> dict[str, Tensor]:

@@ -98,7 +98,9 @@ def test_every_recipe_takes_a_step_and_samples_guided_images(
     moved = [key for key, value in after.items() if not torch.equal(value, before[key])]
     trained = [key for key in after if not key.startswith("skip_scaling.")]
     # Attention does not see a constant added to all keys, nor queries and keys where there is a single position.
-    still = [key for key in trained if key not in moved]
+    # What lies before a layer that starts at zero has no gradient yet.
+    before_zero = ("self_conditioning.norm.", "self_conditioning.hidden.")
+    still = [key for key in trained if key not in moved and not key.startswith(before_zero)]
     assert all(key.endswith("to_k.bias") or ("mid_block" in key and "attn1.to_" in key) for key in still)
 
     wish = SampleRequest(prompt="the red dog runs") if config.text is not None else SampleRequest()

@@ -122,6 +122,8 @@ def signal_at_start(case: Case) -> Outcome:
         end = End(code, out.read(), err.read())
     if end.traced and "/scalelong/" not in end.err:
         return Outcome("missed")  # Python itself was still starting.
+    if end.code == -kind and "finished: " in end.out + end.err:
+        return Outcome("missed")  # All was over, and Python ending.
     return signalled(case, "plain", kind, end)
 
 

@@ -57,7 +57,7 @@ def changed_value(lines: list[str], chance: random.Random) -> None:
 
 
 def changed_bytes(lines: list[str], chance: random.Random) -> None:
-    text = list("\n".join(lines))
+    text = list("\n".join(lines)) or [" "]  # Another change may have left nothing.
     for _ in range(chance.choice((1, 1, 2, 10))):
         letter = chance.choice("\x00\t\n :-[]{}#&*!|>'\"%@`,?01e\x7fäx")
         place = chance.randrange(len(text))

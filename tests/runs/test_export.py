@@ -146,7 +146,7 @@ def test_a_network_that_takes_text_is_refused_and_loaded_alike(tmp_path: Path) -
     network = diffusers.UNet2DConditionModel(8, **kinds, **small, cross_attention_dim=8, attention_head_dim=2)
     save_pretrained(scale_skips(network, "cs", kappa=0.5), tmp_path / "unet")
     diffusers.DDPMScheduler().save_pretrained(tmp_path / "scheduler")
-    with pytest.raises(ValueError, match="CrossAttnUpBlock2D with skips scaled by scalelong"):
+    with pytest.raises(ValueError, match="CrossAttnUpBlock2D changed by scalelong"):
         diffusers.UNet2DConditionModel.from_pretrained(tmp_path / "unet")
     inputs = torch.randn(2, 4, 8, 8), torch.tensor([3, 19]), torch.randn(2, 5, 8)
     with torch.no_grad():
@@ -223,6 +223,17 @@ def test_a_network_that_the_public_code_cannot_compute_is_not_exported(option: s
     run_tiny(tmp_path / "run", "training.steps=1", f"model.{option}")
     with pytest.raises(ValueError, match="the public U-ViT code knows no qk_norm, skip_norm or concat_balance"):
         export_run(tmp_path / "run", "uvit", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["uvit", "diffusers"])
+def test_a_network_conditioned_on_itself_is_not_exported_without_it(kind: str, tmp_path: Path) -> None:
+    run, option = tmp_path / "run", "model.self_conditioning=true"
+    train_unet(run, option) if kind == "diffusers" else run_tiny(run, "training.steps=1", option)
+    with pytest.raises(
+        ValueError, match=rf"what reads --to {kind} knows no model\.self_conditioning and would lose it"
+    ):
+        export_run(run, kind, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

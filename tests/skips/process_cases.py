@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from scalelong import METHODS, scale_skips
+from scalelong import METHODS, condition_on_self, scale_skips
 from scalelong.models import UViT
 from scalelong.utils.runtime import end_process
 
 WORLD = 2
+GUIDED = "none, conditioned on itself"
 
 
 def check_all(rank: int, folder: str) -> None:
@@ -24,9 +25,9 @@ def check_all(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
     try:
-        for method in ("cs", "ls"):
+        for method in ("cs", "ls", GUIDED):
             check_ddp(rank, method)
-        for method in METHODS:
+        for method in (*METHODS, GUIDED):
             check_fsdp(rank, method)
     finally:
         dist.destroy_process_group()
@@ -62,6 +63,9 @@ def check_fsdp(rank: int, method: str) -> None:
 def seeded(method: str) -> tuple[UViT, tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
     model = UViT(img_size=8, patch_size=2, embed_dim=32, depth=4, num_heads=2)
+    if method == GUIDED:
+        nn.init.normal_(condition_on_self(model).get_parameter("self_conditioning.last.weight"))
+        return model, (torch.randn(4, 3, 8, 8), torch.linspace(1, 900, 4))
     scale_skips(model, method, **({"activation": "elu"} if method.startswith("ls") else {}))
     return model, (torch.randn(4, 3, 8, 8), torch.linspace(1, 900, 4))
 

@@ -9,8 +9,10 @@ from .console import OneLineErrors, greet
 from .edge import edge
 from .evaluate import evaluate, stats
 from .inspect import inspect
+from .job import job
 from .mup import coordcheck, transfer
 from .prepare import prepare
+from .probe import probe
 from .report import report
 from .theory import kappa, theory
 from .train import export, recipes, sample, train
@@ -43,10 +45,12 @@ for command in (
     export,
     stats,
     evaluate,
+    probe,
     compare,
     edge,
     coordcheck,
     transfer,
+    job,
     theory,
     kappa,
     report,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import printable
-from .console import Force, Overrides, Recipe, check_sizes, count, fail, print_line
+from .console import Collect, Force, Jobs, Overrides, Recipe, check_sizes, count, fail, print_line
 
 if TYPE_CHECKING:
     from ..compare.grid import Plan
@@ -32,6 +32,8 @@ def compare(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core, or GPU.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; runs/<recipe>-comparison if not given.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")] = False,
+    jobs: Jobs = False,
+    collect: Collect = False,
     force: Force = False,
 ) -> None:
     """Compare methods by matched runs: same start, batches and noise.
@@ -44,6 +46,9 @@ def compare(
     an error. Exit code 2: the comparison could not be made as asked, and one line says why. A run that fails, because
     its loss is not finite, the guard gives it up or it does not learn, is a result.
 
+    On a cluster: --jobs prints one command for each run that is left, for any scheduler; --collect makes the tables of
+    what is there.
+
     \b
     Examples:
       scalelong compare digits
@@ -52,6 +57,7 @@ def compare(
       scalelong compare digits --methods none:lr=4e-3,cs:lr=8e-3
       scalelong compare digits --methods none,ls --depth 6,10,14 --batch 32,128 --steps 1000
       scalelong compare cifar10-tiny-uvit --set data.source=./cifar10 --dry-run
+      scalelong compare cifar10-tiny-uvit --jobs > jobs.txt
     """
     from ..compare import run
     from ..compare.grid import make_plan
@@ -71,10 +77,25 @@ def compare(
     if dry_run:
         print_plan(plan, folder, workers)
         return
-    command = shlex.join(["scalelong", *sys.argv[1:]])
-    report(
-        run.compare(plan, folder, workers=workers, display=choose_display(), command=command), command, print_results
+    command, trains = command_line(), not (jobs or collect)
+    result = run.compare(
+        plan, folder, workers=workers, display=choose_display() if trains else None, command=command, trains=trains
     )
+    list_jobs(result, plan) if jobs else report(result, command, print_results)
+
+
+def command_line() -> str:
+    """The command as it was given, without what only says how much of it to do."""
+    return shlex.join(["scalelong", *(word for word in sys.argv[1:] if word not in ("--jobs", "--collect"))])
+
+
+def list_jobs(result: CompareResult, plan: Plan) -> None:
+    """A command for each run that is left, which may run anywhere where the folder is."""
+    code = ["--allow-code"] if any(arm.config.model.kind == "python" for arm in plan.arms) else []
+    for path in result.left:
+        typer.echo(printable(shlex.join(["scalelong", "job", str(path), *code])))
+    what = f"{count(len(result.left), 'job')}, each for one GPU or a few cores"
+    typer.echo(f"{what}; when they are done: {command_line()} --collect", err=True)
 
 
 def numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any]:
@@ -114,6 +135,8 @@ def report(result: CompareResult, command: str, show: Callable[[Any], None]) -> 
         done = f"{results['runs_done']} of {count(results['runs_total'], 'run')} done"
         print_line(f"stopped and saved: {done}. To resume: {command}")
         sys.exit(128 + result.signal)
+    if result.left and result.signal is None:
+        print_line(f"{count(len(result.left), 'job')} left: {command} --jobs")
     if result.failures:
         print_line(f"{count(len(result.failures), 'run')} broke, see {folder / 'logs'}. To try again: {command}")
         sys.exit(1)

@@ -46,6 +46,8 @@ OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|size calculation
 LESS_MEMORY = "set a smaller batch (training.batch_size), network or image size"
 
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A name, or the path of a .yaml file.")]
+Jobs = Annotated[bool, typer.Option("--jobs", help="Print a command for each run that is left; train nothing.")]
+Collect = Annotated[bool, typer.Option("--collect", help="Take up what there is of the runs; train nothing.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a recipe's value.")]
 Force = Annotated[bool, typer.Option("--force", help="Also train what seems too large for this machine's memory.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .compare import numbers, print_plan, report
-from .console import Force, Overrides, Recipe, check_sizes, print_line
+from .compare import command_line, list_jobs, numbers, print_plan, report
+from .console import Collect, Force, Jobs, Overrides, Recipe, check_sizes, print_line
 
 
 def edge(
@@ -27,6 +25,8 @@ def edge(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core, or GPU.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; runs/<recipe>-edge if not given.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the first runs and stop; writes nothing.")] = False,
+    jobs: Jobs = False,
+    collect: Collect = False,
     force: Force = False,
 ) -> None:
     """Find the largest learning rate that training survives, for each method.
@@ -34,6 +34,9 @@ def edge(
     All methods are tried at a few rates first, then each closer to its edge: the rate that half of its seeds survive. A
     run that has clearly failed is stopped. It is a comparison over learning rates: its runs are matched, shared among
     the cores and kept in the same files, and the same command again resumes it, or extends it with more seeds.
+
+    On a cluster: --jobs prints one command for each run that is left, and, when those are done, for the runs that are
+    closer to the edges; --collect makes the tables of what is there.
 
     An edge belongs to the length of the runs: longer runs fail at lower rates.
 
@@ -63,6 +66,7 @@ def edge(
         print_plan(search.plan(rates_in(folder)), folder, workers)
         print_line("then closer to the edge of each method, with about as many runs again; failed runs stop early")
         return
-    command = shlex.join(["scalelong", *sys.argv[1:]])
-    result = find_edges(search, folder, workers=workers, display=choose_display(), command=command)
-    report(result, command, print_edges)
+    command, trains = command_line(), not (jobs or collect)
+    display = choose_display() if trains else None
+    result = find_edges(search, folder, workers=workers, display=display, command=command, trains=trains)
+    list_jobs(result, search.first) if jobs else report(result, command, print_edges)

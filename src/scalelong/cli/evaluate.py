@@ -44,10 +44,11 @@ def stats(
     """
     from ..evaluation import build_reference, load_features, load_reference
     from ..utils.runtime import Rank
+    from ..utils.team import together
 
-    with console.shown_progress() as show:
+    with together(Rank.here()) as rank, console.shown_progress() as show:
         config, features = choose_data(data, overrides or [], size), load_features(network, resize)
-        path = build_reference(config, features, images=images, folder=out, rank=Rank.here(), progress=show)
+        path = build_reference(config, features, images=images, folder=out, rank=rank, progress=show)
     if console.is_first_process():
         found = load_reference(path).statistics
         console.print_now(f"{found.count} images, {found.width} features of {network}: {path}")
@@ -104,6 +105,7 @@ def evaluate(
     """
     from ..evaluation import Plan, evaluate_run, read_evaluations
     from ..utils.runtime import Rank
+    from ..utils.team import together
 
     kinds = ("ema", "raw") if weights == "both" else (weights,)
     changed = {"timestep_spacing": timestep_spacing, "variance": variance, "clip": clip}
@@ -113,8 +115,8 @@ def evaluate(
     others = [] if compare is None else read_evaluations(compare)
     if compare is not None and not others:
         raise ValueError(f"{compare} holds no evaluations to compare with: scalelong evaluate writes them")
-    with console.shown_progress() as show:
-        found = evaluate_run(run, plan, rank=Rank.here(), progress=show, others=others)
+    with together(Rank.here()) as rank, console.shown_progress() as show:
+        found = evaluate_run(run, plan, rank=rank, progress=show, others=others)
     if found:
         print_evaluations(found, run)
     for one in found if others else []:

@@ -20,6 +20,8 @@ from ..models import preset_names
 from ..skips import METHODS, AbsorbedScalingWarning, SkipSite, find_skips, scale_skips, surviving_share, unscale_skips
 from ..skips.apply import make_scaling
 from ..skips.readers import mostly_absorbed, norm_width, normalise
+from ..skips.self_conditioning import NAME as CONDITIONING
+from ..skips.self_conditioning import conditioned_networks
 from ..skips.site import is_norm
 from .console import NOTHING, count, given, make_table, natural_width, print_line, print_table
 from .loading import load_target
@@ -76,6 +78,8 @@ class Inspection:
     sum_of_squares: float | None
     skips: list[InspectedSkip]
     warnings: list[Caution]
+    self_conditioning: int
+    """Parameters of the MLP through which the middle block guides the decoder; 0 without it."""
 
 
 def inspect(
@@ -140,7 +144,8 @@ def inspect_model(
     total = None if constants is None else (constants.cpu() * own).square().sum().item()
     cautions = [*absorption_cautions(skips), *eps_cautions(skips), *fp16_cautions(skips)]
     name = type(model).__name__
-    return Inspection(name, parameters, len(sites), method, options, where, added, total, skips, cautions)
+    guiding = sum(count_parameters(network.get_submodule(CONDITIONING)) for network in conditioned_networks(model))
+    return Inspection(name, parameters, len(sites), method, options, where, added, total, skips, cautions, guiding)
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -255,6 +260,8 @@ def method_line(inspection: Inspection) -> str:
     parts = [inspection.method, *(f"{name} = {show(value)}" for name, value in given(**inspection.options).items())]
     parts += ["after the norm"] if inspection.where == "after-norm" else []
     parts += [count(added, "added parameter")] if added else []
+    guiding = inspection.self_conditioning
+    parts += [f"self-conditioned by {count(guiding, 'parameter')}"] if guiding else []
     parts += [] if total is None else [f"Σκ_i² = {show(total)} (the paper aims at 1.22 to 5)"]
     return ", ".join(parts)
 

@@ -23,13 +23,13 @@ Config = dict[str, Any]
 
 def load_target(name: str, shape: str | None, settings: Sequence[str]) -> tuple[nn.Module, list[SkipSite] | None]:
     """What `inspect` is given, and its skips if it is a network of the user's own, or a recipe's."""
-    from ..config.build import build_network, known_sites
+    from ..config.build import build_network, condition, known_sites
     from ..config.load import load_recipe, yaml_with_lines
     from ..config.own import inspect_own
 
     if Path(name).suffix in (".yaml", ".yml"):
         config = load_recipe(name, settings)
-        network = build_network(config)
+        network = condition(build_network(config), config)
         return network, known_sites(network, config)
     if re.fullmatch(FACTORY, name):
         options = {key.strip(): yaml_with_lines(text)[0] for key, _, text in (each.partition("=") for each in settings)}
@@ -143,3 +143,25 @@ def build_diffusers_model(config: Config, name: str) -> nn.Module:
             return kind.from_config(config)  # pyright: ignore[reportAttributeAccessIssue]
     except Exception as error:  # Whatever a constructor makes of a config that does not fit it.
         raise ValueError(f"{class_name} cannot be built from the config of {name!r}: {error}") from error
+
+
+def load_local(folder: Path) -> tuple[Any, list[Path]]:
+    """The UNet of a diffusers folder, or of a pipeline's, in eval mode, and the safetensors files of its weights."""
+    import diffusers
+
+    from ..skips.pretrained import OWN_CLASS, from_pretrained
+
+    place = folder / "unet" if (folder / "unet" / "config.json").is_file() else folder
+    if not (place / "config.json").is_file():
+        raise ValueError(f"{str(folder)!r} is no folder of a diffusers network: there is no config.json in it")
+    name = str(read_json(place / "config.json").get("_class_name"))
+    kind: Any = getattr(diffusers, name.removeprefix(OWN_CLASS), None)
+    if not hasattr(kind, "from_pretrained"):
+        raise ValueError(f"{place / 'config.json'} names {name!r}, which is no network of diffusers")
+    if not (files := sorted(place.glob("*.safetensors"))):
+        raise ValueError(
+            f"{place} holds no safetensors file; weights in other formats, which may hold code, are not read"
+        )
+    if name.startswith(OWN_CLASS):
+        return from_pretrained(kind, place), files
+    return kind.from_pretrained(place, use_safetensors=True, local_files_only=True).eval(), files

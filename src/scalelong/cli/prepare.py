@@ -43,6 +43,7 @@ def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, dry_ru
     from ..data.prepare import prepare as run_job
     from ..utils.atomic import human_size
     from ..utils.runtime import Rank
+    from ..utils.team import together
 
     config = load_recipe(recipe, overrides or [])
     data, text, latents = config.data, config.text, config.latents
@@ -54,8 +55,8 @@ def prepare(recipe: Recipe, overrides: Overrides = None, out: Out = None, dry_ru
         print_now(f"{data.source} by {', '.join(filter(None, encoders)) or 'decoding'}, to {folder}")
         return
     job = Job(data, text, latents, folder, None if config.labels is None else config.labels.classes)
-    with shown_progress() as show:
-        prepared = run_job(job, Rank.here(), progress=lambda done, total: show("rows", done, total))
+    with together(Rank.here()) as rank, shown_progress() as show:
+        prepared = run_job(job, rank, progress=lambda done, total: show("rows", done, total))
     if prepared is None:
         return
     print_broken(prepared.broken)

@@ -24,10 +24,17 @@ from typing import Any, Literal
 import torch
 
 from ..config import Config
+from ..config.load import check_config
+from ..config.schema import PythonConfig
 from ..kappa.advisor import advise_recipe
 from ..training.parallel import SUPERVISED
-from .grid import write_json
+from ..utils.atomic import read_json
+from ..utils.records import damage_of_run
+from . import outcome
+from .grid import FILE, PlanError, naming_plan, write_json
 from .outcome import STOPPED
+
+ADVICE = "kappa.json"
 
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"  # Windows
 PRELOADED = ["scalelong.compare.jobs", "diffusers", "sklearn.datasets", "torch._dynamo"]
@@ -135,6 +142,45 @@ def end_with_parent() -> None:
     if parent := multiprocessing.parent_process():
         parent.join()
     os._exit(0)
+
+
+def find_job(path: Path, *, allow_code: bool = False) -> Job:
+    """The job of a run's folder, or of the advice, in a comparison; its recipe is the one that the comparison keeps."""
+    folder = next((place for place in path.absolute().parents if (place / FILE).is_file()), None)
+    if folder is None:
+        raise PlanError(
+            f"{path} is not in a comparison: scalelong compare RECIPE --jobs begins one, and names its jobs"
+        )
+    parts = path.absolute().relative_to(folder).parts
+    with naming_plan(folder):
+        plan = read_json(folder / FILE)
+        arms = {arm["id"]: arm["config"] for arm in plan["arms"]}
+        names: dict[tuple[str, ...], tuple[str, int | None]] = {
+            ("runs", arm, f"seed-{seed}"): (arm, seed) for arm in arms for seed in plan["seeds"]
+        }
+        names[(ADVICE,)] = plan["arms"][0]["id"], None
+        edge = bool(plan.get("edge_rates"))
+    if parts not in names:
+        raise PlanError(
+            f"{path} is none of the {len(names)} jobs of {folder}: give its command with --jobs to list them"
+        )
+    arm, seed = names[parts]
+    config = check_config(arms[arm], {(): f"{folder / FILE}, {arm}"})
+    if isinstance(config.model, PythonConfig) and not allow_code:
+        raise PlanError(
+            f"{folder} has a network of its own, {config.model.factory}: look at it, then give --allow-code"
+        )
+    if seed is None:
+        return Job(path, config, folder, write_advice)
+    work = outcome.run_until_failed if edge else outcome.run
+    return Job(path, config.model_copy(update={"seed": seed}), folder, work)
+
+
+def is_done(job: Job) -> bool:
+    """Whether nothing is left to do; a training that failed is a result."""
+    if job.work is write_advice:
+        return job.path.is_file()
+    return outcome.read_outcome(job.path) is not None and not damage_of_run(job.path)
 
 
 def write_advice(file: Path, config: Config) -> None:

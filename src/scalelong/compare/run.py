@@ -33,10 +33,9 @@ from ..utils.atomic import locked
 from . import jobs, outcome
 from .collect import RunRecord, collect
 from .grid import Arm, Plan, PlannedRun, check_plan, save_plan, with_training
-from .jobs import End, Job
+from .jobs import ADVICE, End, Job
 from .results import Metadata, summarise, write_results
 
-ADVICE = "kappa.json"
 EMBEDDED = "sklearn:"  # Sets that are small, and part of a package.
 TICK = 0.25
 TAIL = 1 << 20  # Bytes at the end of a run's metrics in which its last validation loss is looked for.
@@ -110,20 +109,33 @@ class Display:
 
 @dataclass(frozen=True)
 class CompareResult:
-    """How a comparison ended: its results, the signal that stopped it, and the runs that broke with the reason."""
+    """How a comparison ended: its results, the signal that stopped it, and the runs that broke with the reason.
+
+    `left` are the runs that are still to be made, and the advice.
+    """
 
     folder: Path
     results: dict[str, Any]
     signal: int | None
     failures: dict[str, str]
+    left: tuple[Path, ...] = ()
 
 
 def compare(
-    plan: Plan, out: str | Path, *, workers: int | None = None, display: Display | None = None, command: str = ""
+    plan: Plan,
+    out: str | Path,
+    *,
+    workers: int | None = None,
+    display: Display | None = None,
+    command: str = "",
+    trains: bool = True,
 ) -> CompareResult:
-    """Make the runs of a plan that are not there yet; the same call again resumes where it was stopped."""
+    """Make the runs of a plan that are not there yet; the same call again resumes where it was stopped.
+
+    Without `trains` it only takes up what others have made of them by `scalelong job`.
+    """
     folder, config = Path(out), plan.arms[0].config
-    if not check_plan(folder, plan):
+    if not check_plan(folder, plan) and trains:
         keep_images(config.data)
         # What would fail in every run is an error before anything is written: missing data, or a missing network.
         open_inputs(config)
@@ -131,7 +143,8 @@ def compare(
             load_features(config.evaluation.network)
     with locked(folder / ".lock", f"another process is comparing in {folder}"):
         created = save_plan(folder, plan, command)
-        return Launcher(plan, folder, count_workers(plan, workers), display or Display(), command, created).run()
+        found = Launcher(plan, folder, count_workers(plan, workers), display or Display(), command, created)
+        return found.run() if trains else found.end(found.write())
 
 
 def count_workers(plan: Plan, asked: int | None = None) -> int:
@@ -164,11 +177,14 @@ class Launcher:
         self.stopping = False
 
     def run(self) -> CompareResult:
-        results = self._write()
+        results = self.write()
         with StopSignals() as signals:
             if self.jobs:
                 results = self._work(signals)
-        return CompareResult(self.folder, results, signals.received, self.failures)
+        return self.end(results, signals.received)
+
+    def end(self, results: dict[str, Any], signal: int | None = None) -> CompareResult:
+        return CompareResult(self.folder, results, signal, self.failures, tuple(job.path for job in self.jobs))
 
     def _open_jobs(self) -> deque[Job]:
         """The runs that are not done, those that were begun first; the advice at the end, when a process is free."""
@@ -197,7 +213,7 @@ class Launcher:
                 process.kill()
                 process.join()
             self.display.stop()
-        return self._write()
+        return self.write()
 
     def _submit(self) -> None:
         """Start jobs in the slots that are free."""
@@ -256,9 +272,9 @@ class Launcher:
         if not cut_off:
             message = record.outcome.message if record.outcome is not None else None
             self.display.ended(self.progress, run, failure or message)
-            self._write()
+            self.write()
 
-    def _write(self) -> dict[str, Any]:
+    def write(self) -> dict[str, Any]:
         """Rewrite results.json and the tables from what the runs have so far."""
         active = {str(run.folder): run for job, _ in self.running.values() if (run := self.runs.get(job.path))}
         self.records |= {name: collect(self.folder, run) for name, run in active.items()}

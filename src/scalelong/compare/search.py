@@ -13,7 +13,7 @@ from typing import Any
 from ..config import load_recipe
 from ..utils.atomic import read_json
 from .grid import FILE, Method, Plan, PlanError, make_arm, make_plan, naming_plan
-from .run import CompareResult, Display, compare
+from .run import ADVICE, CompareResult, Display, compare
 from .survival import next_rates
 
 FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -73,15 +73,20 @@ def find_edges(
     workers: int | None = None,
     display: Display | None = None,
     command: str = "",
+    trains: bool = True,
 ) -> CompareResult:
-    """Compare at more and more rates, until every edge is known well enough; the same call again resumes."""
+    """Compare at more and more rates, until every edge is known well enough; the same call again resumes.
+
+    Without `trains` it ends where runs are to be made, which `left` of the result names.
+    """
     folder, display = Path(out), display or Display()
     more = rates_in(folder)
     while True:
         plan = search.plan(more)
-        result = compare(plan, folder, workers=workers, display=display, command=command)
+        result = compare(plan, folder, workers=workers, display=display, command=command, trains=trains)
         wanted = closer(plan, result.results)
-        if result.signal is not None or result.failures or not wanted:
+        runs_left = any(path.name != ADVICE for path in result.left)
+        if result.signal is not None or result.failures or runs_left or not wanted:
             return result
         names = "; ".join(f"{name} at {', '.join(f'{rate:g}' for rate in rates)}" for name, rates in wanted.items())
         display.info(f"closer to the edge: {names}")

@@ -20,8 +20,9 @@ from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..models import UViT
 from ..models.mup import parametrize
 from ..models.presets import build_text_unet, build_unet
-from ..skips import AbsorbedScalingWarning, SkipSite, find_skips, scale_skips
+from ..skips import AbsorbedScalingWarning, SkipSite, condition_on_self, find_skips, scale_skips
 from ..skips.apply import NAME
+from ..skips.self_conditioning import NAME as CONDITIONING
 from ..utils.atomic import human_size
 from ..utils.runtime import machine_memory, training_memory
 from .own import build_own, load_start, note_own, read_start, start_digest
@@ -84,7 +85,7 @@ def build_model(config: Config, *, fresh: bool = True) -> nn.Module:
         network = build_network(config)
         if fresh and config.model.weights is not None:
             return start_from(network, config)
-        return scale(network, config)
+        return condition(scale(network, config), config)
 
 
 def build_network(config: Config) -> nn.Module:
@@ -141,11 +142,22 @@ def build_levels(config: Config, model: UNetConfig) -> nn.Module:
 
 
 def start_from(network: nn.Module, config: Config) -> nn.Module:
-    """The scaled network with the weights that the recipe starts from: of a plain network, or of one scaled alike."""
+    """The network with the weights that the recipe starts from: of a plain one, or one scaled and conditioned alike."""
     weights = read_start(config.model)
-    if any(NAME in name.split(".") for name in weights):
-        return load_start(scale(network, config), config.model, weights)
-    return scale(load_start(network, config.model, weights), config)
+    has = {part for name in weights for part in name.split(".")}
+    # The weights of what they do not have yet are drawn in the same order as without them.
+    steps = [(NAME in has, scale), (CONDITIONING in has, condition)]
+    for step in (step for comes_first, step in steps if comes_first):
+        step(network, config)
+    load_start(network, config.model, weights)
+    for step in (step for comes_first, step in steps if not comes_first):
+        step(network, config)
+    return network
+
+
+def condition(network: nn.Module, config: Config) -> nn.Module:
+    """The network with its decoder guided by its own features, if the recipe says so."""
+    return condition_on_self(network) if config.model.self_conditioning else network
 
 
 def scale(network: nn.Module, config: Config) -> nn.Module:
@@ -261,7 +273,7 @@ def summarise(config: Config) -> RecipeSummary:
     with warnings.catch_warnings():
         # That a norm cancels the scaling is said when the recipe is trained.
         warnings.simplefilter("ignore", AbsorbedScalingWarning)
-        parameters = count_parameters(scale(network, config))
+        parameters = count_parameters(condition(scale(network, config), config))
     return RecipeSummary(config.name, parameters, config.data.source, config.training.steps, config.description)
 
 

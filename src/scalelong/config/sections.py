@@ -41,6 +41,8 @@ class NetworkConfig(Section):
     """A safetensors file with the weights that training starts from; null = new ones, by the seed."""
     weights_sha256: str | None = None
     """Of that file; noted when a run begins."""
+    self_conditioning: bool = False
+    """Whether the features of the middle block guide the decoder (`condition_on_self`); U-ViTs and UNets only."""
     parametrization: Literal["standard", "mup"] = "standard"
     """mup = initial values and rates by the kind of each weight, so that a rate found at one width holds at others."""
     base_width: Size | None = None

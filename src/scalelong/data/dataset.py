@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..utils.atomic import Busy, locked
-from ..utils.block_folder import POLL_SECONDS, BlockError, BlockFolder, Fingerprint
+from ..utils.block_folder import BlockError, BlockFolder, Fingerprint
+from ..utils.runtime import POLL_SECONDS
 from .batches import ImageSet
 from .config import DataConfig, DataError
 from .decode import BrokenImages, Part, Progress, open_parts

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..utils.atomic import free_space, human_size
 from ..utils.block_folder import BlockFolder, Entry, Fingerprint
 from ..utils.runtime import SINGLE, Rank
+from ..utils.team import check_shared
 from .batches import ImageSet
 from .config import DataConfig, DataError, LatentConfig, TextConfig
 from .decode import BrokenImages, Part, Progress, open_parts, open_picture, spread
@@ -115,6 +116,7 @@ def prepare(
     fingerprint, folder = job.fingerprint(parts), PreparedFolder(job, parts, rank)
     if job.images_only:
         check_space(job, folder.total)
+    check_shared(rank, job.folder, "folder of prepared data")
     before = folder.index()
     if before is not None:
         check_fingerprint(job.folder, before.fingerprint, fingerprint, "choose another --out, or remove it first")

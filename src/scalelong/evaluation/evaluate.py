@@ -1,7 +1,7 @@
 """Evaluate samples: of a run's checkpoint, of a network in memory, or of a run while it trains.
 
-The processes of a run exchange nothing but files: none waits in a collective for the length of an evaluation. Only with
-sharded weights, where a forward pass takes every process, do they sample in step.
+The processes of a run exchange files: none waits in a collective for the length of an evaluation. Only with sharded
+weights, where a forward pass takes every process, do they sample in step.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from ..runs.model import choose_checkpoint, load_network, weights_digest
 from ..runs.run_dir import Run
 from ..sampling.sample_run import BATCH, Conditions, Sampler, conditions_of, fixed, with_sampling
 from ..utils.atomic import replace_text
-from ..utils.block_folder import Fingerprint, Progress, block_ranges, wait_until
+from ..utils.block_folder import Fingerprint, Progress, block_ranges
 from ..utils.runtime import SINGLE, Rank, best_device, check_compiler, resolve_precision
+from ..utils.team import check_shared
 from .arrays import IMAGES, existing, read_arrays
 from .features import BLOCK, FeatureNetwork, ShareDone, fill_features, stored_features
 from .manifold import precision_recall
@@ -82,6 +83,7 @@ def evaluate_run(
     if plan.compile:
         check_compiler(best_device())
     run = Run(Path(folder))
+    check_shared(rank, run.folder, "run folder")
     config = with_sampling(run.config(allow_code=plan.allow_code), **(plan.sampling or {}))
     checkpoint, network = choose_checkpoint(run, plan.checkpoint), load_features(plan.network, plan.resize)
     if plan.reference is None:
@@ -260,7 +262,7 @@ class Evaluator:
         outcome = self.exchange / f"{step}-{weights}.json"
         features = self._features(network, step, weights, should_stop)
         if self.rank.index:
-            wait_until(outcome.is_file)
+            self.rank.wait(f"the figures of step {step}", outcome.is_file)
             content = json.loads(outcome.read_bytes())
             return None if content is None else Evaluation.from_json(content)
         found = None

@@ -18,8 +18,9 @@ from ..data import DataConfig
 from ..data.decode import BrokenImages, Part, open_parts, spread
 from ..data.sources import short_hash
 from ..utils.atomic import atomic_write, locked, sha256_of
-from ..utils.block_folder import Fingerprint, Progress, block_ranges, wait_until
+from ..utils.block_folder import Fingerprint, Progress, block_ranges
 from ..utils.runtime import SINGLE, Rank
+from ..utils.team import check_shared
 from .arrays import IMAGES, StatisticsError, existing, read_arrays, read_images, read_statistics
 from .features import BLOCK, Describe, FeatureNetwork, ShareDone, fill_features, stored_features
 from .metrics import Moments, Statistics, random_order
@@ -118,11 +119,12 @@ def make_statistics(
     """The file of some images, beside `source` and named after it, filled by all processes if it is not there."""
     fingerprint = {**network.fingerprint, "data": content}
     path = source.with_name(f"{source.name}-{Path(network.name).stem}-{short_hash(fingerprint)}.npz")
+    check_shared(rank, path.parent, "folder of statistics")
     blocks = path.with_suffix(".blocks")
     fill = partial(fill_features, blocks, fingerprint, count, describe, rank, progress)
     if rank.index and not path.is_file():
         fill()
-        wait_until(path.is_file)
+        rank.wait(f"the statistics {path}", path.is_file)
     if not rank.index and not path.is_file():
         # Runs that start together want the same file.
         with locked(path.parent / ".lock", busy=f"another process makes statistics in {path.parent}", wait=None):

@@ -101,6 +101,11 @@ def check_target(config: Config, to: str) -> None:
     fitting = FITTING[config.model.kind]
     if to != fitting:
         raise ValueError(f"the network of this run is a {config.model.kind}: use --to {fitting}")
+    if config.model.self_conditioning:
+        raise ValueError(
+            f"what reads --to {to} knows no model.self_conditioning and would lose it: sample the run with scalelong, "
+            "or save its network with scalelong.save_pretrained"
+        )
     if isinstance(config.model, UViTConfig) and not config.model.is_public:
         raise ValueError(
             "the public U-ViT code knows no qk_norm, skip_norm or concat_balance: sample it with scalelong"

@@ -108,10 +108,11 @@ class SampleFolder:
             store.add_files(name, paths, rows=len(paths))
 
         if rank.index:
-            blocks.wait_until(lambda: store.index() is not None or self.is_complete())
+            begun = f"the first process to open {self.partial}"
+            rank.wait(begun, lambda: store.index() is not None or self.is_complete())
             if store.index() is not None:
                 store.fill(self.fingerprint, self.blocks, make, rank, progress, ignore=["count"])
-            blocks.wait_until(lambda: not self.partial.exists())
+            rank.wait(f"the images {self.folder}", lambda: not self.partial.exists())
             return
         with locked(self.lock_file, busy=f"another process is sampling into {self.partial}"):
             if not self.partial.exists():

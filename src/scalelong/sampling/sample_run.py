@@ -26,6 +26,7 @@ from ..runs.model import choose_checkpoint, load_network, weights_digest
 from ..runs.run_dir import Run
 from ..utils.block_folder import Progress
 from ..utils.runtime import Rank, best_device, check_compiler, own_device
+from ..utils.team import check_shared, together
 from .images import SampleBatch, SampleFolder
 
 logger = logging.getLogger(__name__)
@@ -76,32 +77,34 @@ def sample_run(
     bring the code of its network. `checkpoint` is last, best or a step. What is not given is as the recipe's
     `sampling:` block says.
     """
-    run = Run(Path(folder))
-    config = with_sampling(
-        run.config(allow_code=allow_code),
-        steps=steps,
-        sampler=sampler,
-        timestep_spacing=timestep_spacing,
-        variance=variance,
-        clip=clip,
-        guidance=guidance,
-    )
-    check_request(config, request)
-    chosen = choose_checkpoint(run, checkpoint)
-    settings = describe_samples(config, request, chosen, weights, seed)
-    place = run.samples / title(config, request, chosen.step, weights, seed)
-    if compile:
-        check_compiler(best_device())
-        # Compiled code rounds differently: a grey level here and there.
-        settings, place = {**settings, "compiled": True}, place.with_name(f"{place.name}-compiled")
+    with together(Rank.here()) as rank:
+        run = Run(Path(folder))
+        check_shared(rank, run.folder, "run folder")
+        config = with_sampling(
+            run.config(allow_code=allow_code),
+            steps=steps,
+            sampler=sampler,
+            timestep_spacing=timestep_spacing,
+            variance=variance,
+            clip=clip,
+            guidance=guidance,
+        )
+        check_request(config, request)
+        chosen = choose_checkpoint(run, checkpoint)
+        settings = describe_samples(config, request, chosen, weights, seed)
+        place = run.samples / title(config, request, chosen.step, weights, seed)
+        if compile:
+            check_compiler(best_device())
+            # Compiled code rounds differently: a grey level here and there.
+            settings, place = {**settings, "compiled": True}, place.with_name(f"{place.name}-compiled")
 
-    def open_sampler() -> SampleBatch:
-        conditioning, conditions = conditions_of(config, request)
-        network = load_network(config, chosen, weights, compile=compile)
-        return Sampler(network, config, conditioning, conditions, seed).sample_batch
+        def open_sampler() -> SampleBatch:
+            conditioning, conditions = conditions_of(config, request)
+            network = load_network(config, chosen, weights, compile=compile)
+            return Sampler(network, config, conditioning, conditions, seed).sample_batch
 
-    SampleFolder(place, settings, count, batch).fill(open_sampler, Rank.here(), progress)
-    return place
+        SampleFolder(place, settings, count, batch).fill(open_sampler, rank, progress)
+        return place
 
 
 def describe_samples(

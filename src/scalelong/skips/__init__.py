@@ -5,6 +5,7 @@ from .block_outputs import scale_blocks, unscale_blocks
 from .find import find_skips
 from .methods import METHODS, SkipScaling, constant_coefficients
 from .readers import AbsorbedScalingWarning, surviving_share
+from .self_conditioning import condition_on_self, uncondition_on_self
 from .site import Argument, Channels, Inline, SkipSite
 
 __all__ = [
@@ -15,12 +16,14 @@ __all__ = [
     "Inline",
     "SkipScaling",
     "SkipSite",
+    "condition_on_self",
     "constant_coefficients",
     "find_skips",
     "fuse_skips",
     "scale_blocks",
     "scale_skips",
     "surviving_share",
+    "uncondition_on_self",
     "unscale_blocks",
     "unscale_skips",
 ]

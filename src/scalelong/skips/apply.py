@@ -279,8 +279,8 @@ def compiled_elsewhere(model: nn.Module) -> bool:
 
 def already_wrapped(model: nn.Module, wrapper: str = "torch.compile") -> ValueError:
     return ValueError(
-        f"{type(model).__name__} is already wrapped by {wrapper}, which would not see the scaling. "
-        f"Scale the plain model first, then apply {wrapper}."
+        f"{type(model).__name__} is already wrapped by {wrapper}, which would not see the change. "
+        f"Scale the plain model first, or condition it, then apply {wrapper}."
     )
 
 
@@ -302,7 +302,7 @@ def refuse_foreign(model: nn.Module) -> None:
         )
 
 
-def follow_model(scaling: SkipScaling, consumer: nn.Module) -> None:
+def follow_model(scaling: nn.Module, consumer: nn.Module) -> None:
     """Move the scaling to the consumer's device, and its parameters to the consumer's precision.
 
     Constants stay in float32: a buffer takes no part in sharding, and a small kappa_N would be rounded.

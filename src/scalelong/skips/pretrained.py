@@ -1,8 +1,9 @@
 """Networks with scaled skips on the disk and on the Hub: saved and loaded with their scaling, or not loaded at all.
 
-A folder holds `config.json`, the weights as safetensors, and `scalelong.json`, which says how the skips are scaled.
-What does not know the latter refuses the folder: without the scaling the network would draw other images, and nobody
-would be told. A network without scaling, or with constants folded into its weights, is saved as its library saves it.
+A folder holds `config.json`, the weights as safetensors, and `scalelong.json`, which says how the skips are scaled, and
+whether the network is conditioned on itself. What does not know the latter refuses the folder: without them the network
+would draw other images, and nobody would be told. Any other network is saved as its library saves it, also one with
+constants folded into its weights.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from ..utils.atomic import Damaged, Files, import_safetensors, read_tensors
 from .apply import NAME, attached_hooks, choose_sites, fuse_skips, make_scaling, scale_skips, scaled_networks
 from .methods import METHODS, SkipScaling
 from .readers import AbsorbedScalingWarning
+from .self_conditioning import NAME as CONDITIONING
+from .self_conditioning import condition_on_self, conditioned_networks
 from .site import SkipSite
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -33,14 +36,14 @@ Described = dict[str, Any]
 
 CONFIG, SCALING, WEIGHTS, README = "config.json", "scalelong.json", "model.safetensors", "README.md"
 # diffusers has neither such a class nor such blocks, and does not ask for the class when it loads a single network.
-OWN_CLASS, OWN_BLOCK = "ScaleLong", " with skips scaled by scalelong (see its README.md)"
+OWN_CLASS, OWN_BLOCK = "ScaleLong", " changed by scalelong (see its README.md)"
 # For diffusers' networks that name no blocks: it refuses to load weights of a kind that it does not know.
 REFUSED = {"quant_method": f"none, but{OWN_BLOCK}"}
 
-OWN_CARD = "**The long skips of this network are scaled by scalelong"
-CARD = """# {kind} with scaled long skips
+OWN_CARD = "**This network is one of scalelong"
+CARD = """# {kind}, {changes}
 
-{first} ({method}): load it as below.** Without the scaling it samples other images.
+{first} ({changes}): load it as below.** Without that it samples other images.
 
 ```python
 import scalelong
@@ -60,18 +63,20 @@ def save_pretrained(
     """Save a network with its scaling; returns the folder. `scalelong.from_pretrained` loads it, diffusers refuses it.
 
     `fuse=True` folds the constants into a copy of the weights, which any library loads, and raises, with the reason,
-    where that is not exact. `push_to_hub="owner/name"` uploads the folder as well.
+    where that is not exact, as with self-conditioning. `push_to_hub="owner/name"` uploads the folder as well.
     """
     model, place = unwrap(model), Path(folder).expanduser()
     refuse_adapters(model)
-    if fuse and scaled_networks(model):
-        model = fuse_skips(copy.deepcopy(model))
-    scaling = describe_scaling(model)
+    described = describe(model)
+    if fuse and CONDITIONING in described:
+        raise ValueError("a network that is conditioned on itself cannot be folded into plain weights: fuse=False")
+    if fuse and described:
+        model, described = fuse_skips(copy.deepcopy(model)), {}
     temporary = place.with_name(f".tmp-{place.name}-{os.getpid()}")
     try:
         write_network(model, temporary)
-        if scaling is not None:
-            claim(temporary, type(model).__name__, scaling)
+        if described:
+            claim(temporary, type(model).__name__, described)
         replace_files(temporary, place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -126,11 +131,15 @@ def refuse_adapters(model: nn.Module) -> None:
 # How a network is scaled, as JSON.
 
 
-def describe_scaling(model: nn.Module) -> Described | None:
-    """All that scaling another network of the same kind alike takes, besides the weights; None if it is not scaled."""
+def describe(model: nn.Module) -> Described:
+    """All that changing another network of the same kind alike takes, besides the weights; empty if it is as it was."""
+    return describe_scaling(model) | ({CONDITIONING: True} if conditioned_networks(model) else {})
+
+
+def describe_scaling(model: nn.Module) -> Described:
     networks = scaled_networks(model)
     if not networks:
-        return None
+        return {}
     if len(networks) > 1:
         raise ValueError(
             f"{type(model).__name__} holds {len(networks)} scaled networks: save each in a folder of its own"
@@ -190,7 +199,12 @@ def read_sites(described: Any) -> list[SkipSite]:
 
 
 def load_scaled(model: Network, described: Mapping[str, Any], weights: dict[str, Tensor]) -> Network:
-    """The network scaled as described, with these weights."""
+    """The network scaled and conditioned as described, with these weights."""
+    if described.get(CONDITIONING):
+        condition_on_self(model)
+    if "method" not in described:
+        model.load_state_dict(weights)
+        return model
     sites, network = read_sites(described["skips"]), model.get_submodule(described["network"])
     prefix = f"{described['network']}.{NAME}.".removeprefix(".")
     scaling = make_scaling(described["method"], choose_sites(network, sites, None)[1], dict(described["options"]))
@@ -221,8 +235,8 @@ def write_network(model: Any, folder: Path) -> None:
     (folder / CONFIG).write_text(to_text({"_class_name": type(model).__name__}), encoding="utf-8")
 
 
-def claim(folder: Path, kind: str, scaling: Described) -> None:
-    """Name the network's class and blocks after this package, so that it alone loads them, and say how they scale."""
+def claim(folder: Path, kind: str, described: Described) -> None:
+    """Name the network's class and blocks after this package, so that it alone loads them, and say what it changed."""
     file, is_diffusers = folder / CONFIG, not (folder / WEIGHTS).is_file()
     content = json.loads(file.read_bytes())
     content["_class_name"] = OWN_CLASS + content["_class_name"]
@@ -231,10 +245,12 @@ def claim(folder: Path, kind: str, scaling: Described) -> None:
     elif is_diffusers:
         content["quantization_config"] = REFUSED
     file.write_text(to_text(content), encoding="utf-8")
-    (folder / SCALING).write_text(to_text(scaling), encoding="utf-8")
+    (folder / SCALING).write_text(to_text(described), encoding="utf-8")
     lines = f'model = scalelong.from_pretrained({kind}, "FOLDER")'
     lines = f"from diffusers import {kind}\n\n{lines}" if is_diffusers else f"\n{lines}  # {kind}: what builds it"
-    card = CARD.format(kind=kind, first=OWN_CARD, method=scaling["method"], lines=lines)
+    changes = [f"long skips scaled by {described['method']}"] if "method" in described else []
+    changes = " and ".join([*changes, *(["conditioned on itself"] if CONDITIONING in described else [])])
+    card = CARD.format(kind=kind, first=OWN_CARD, changes=changes, lines=lines)
     (folder / README).write_text(card, encoding="utf-8")
 
 
@@ -280,10 +296,10 @@ def read_json(file: Path) -> dict[str, Any]:
 def load_plain(kind: Any, place: Path) -> Any:
     """A network that was saved without scaling, or with constants folded into its weights."""
     for file in place.glob("*.safetensors"):
-        if any(NAME in name.split(".") for name in tensor_names(file)):
+        if any({NAME, CONDITIONING} & set(name.split(".")) for name in tensor_names(file)):
             raise ValueError(
-                f"{file} holds the weights of a network with scaled skips, but nothing says how they are scaled: save "
-                "the network with scalelong.save_pretrained instead of its own save_pretrained"
+                f"{file} holds the weights of a network with scaled skips, or conditioned on itself, but nothing says "
+                "how it was changed: save the network with scalelong.save_pretrained instead of its own save_pretrained"
             )
     if hasattr(kind, "from_pretrained"):
         return kind.from_pretrained(place)

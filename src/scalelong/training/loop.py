@@ -24,9 +24,10 @@ from ..runs.checkpoint import Checkpoint
 from ..runs.run_dir import ResumePoint, Run, drop_later, environment, find_resume_point, is_finished, last_precision
 from ..utils.runtime import whole
 from .clip import AdaptiveClip
+from .hosts import begin_together
 from .logger import Display, RunLogger
 from .loss import DiffusionLoss, NoisyBatch, build_validation, find_origin, seed_dropout
-from .parallel import Parallel, StopSignals, alone_in, build_optimizer, check_batch_divides, explain_lost_peer
+from .parallel import Parallel, StopSignals, alone_in, build_optimizer, check_batch_divides, explain_lost_peer, launched
 from .samples import evaluate_samples, open_evaluator, save_samples
 from .state import EMA, TrainState, learning_rate
 
@@ -50,13 +51,13 @@ def train(
     config: Config, out: str | Path, resume: str | Path = "auto", *, display: Display | None = None
 ) -> TrainResult:
     """Train a recipe in a run folder, or resume the run in it; a finished one is left as it is."""
-    with explain_lost_peer():
+    with launched() as rank, explain_lost_peer(rank):
         run = Run(Path(out))
         config = run.note_network(config)
-        start = find_resume_point(run, config, resume)
-        if is_finished(config, run, start):
+        start = find_resume_point(run, config, resume) if rank.world == 1 else begin_together(run, config, resume, rank)
+        if rank.meet("whether a step is left", "no" * is_finished(config, run, start))[0]:
             return TrainResult(run.folder, start.step, config.training.steps, trained=0)
-        parallel = Parallel.open(config.training)
+        parallel = Parallel.open(config.training, rank)
         result = Trainer(config, run, start, parallel, display).train()
         parallel.close()  # Not after an error: others may still wait for this process, and learn of its end.
         return result
@@ -225,14 +226,14 @@ class Trainer:
             # Before the recipe, which makes the folder a run: without a checkpoint it would begin with other weights.
             self.save()
         precision = last_precision(run) if start.same_run else None
-        with self.parallel.all_or_none():
-            if self.parallel.is_main:
-                evaluated = self.state.evaluated if start.same_run else 0
-                if self.evaluator is not None and (lost := self.evaluator.begin(start.step, evaluated=evaluated)):
-                    self.logger.info(lost)
-                self.logger.mark_damage(start.step, drop_later(run, start, self.store))
-                run.begin(config, environment(seed=config.seed, step=start.step, **self.parallel.describe()))
-            self.logger.start_trackers()
+        if self.parallel.is_main:
+            evaluated = self.state.evaluated if start.same_run else 0
+            if self.evaluator is not None and (lost := self.evaluator.begin(start.step, evaluated=evaluated)):
+                self.logger.info(lost)
+            self.logger.mark_damage(start.step, drop_later(run, start, self.store))
+            run.begin(config, environment(seed=config.seed, step=start.step, **self.parallel.describe()))
+        self.logger.start_trackers()
+        self.parallel.rank.meet(f"the beginning of {run}")
         if precision not in (None, self.parallel.precision):
             self.logger.info(f"another precision than before ({precision}): set training.precision to keep one")
         if start.checkpoint is None:
@@ -288,14 +289,13 @@ class Trainer:
         """Write a checkpoint; every process waits for it, so that none is a checkpoint ahead of another."""
         parallel, state = self.parallel, self.state
         self.saved = state.step
-        with self.logger.clock.paused(), parallel.all_or_none():
-            if not parallel.is_main and not parallel.uses_fsdp:
-                return
-            tensors = state.tensors(keep=parallel.is_main)
+        with self.logger.clock.paused():
+            tensors = state.tensors(keep=parallel.is_main) if parallel.is_main or parallel.uses_fsdp else {}
             if parallel.is_main:
                 monitor = None if self.monitor is None else self.monitor.state_dict()
                 facts = {**state.as_json(), **self.logger.facts(), "monitor": monitor}
                 self.store.save(state.step, tensors, facts, validation_loss)
+            parallel.rank.meet(f"the checkpoint of step {state.step}")
 
     def sample_grid(self) -> None:
         """A grid of samples of the EMA weights, always of the same noise."""

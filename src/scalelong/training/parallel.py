@@ -10,8 +10,9 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from time import monotonic, sleep
 from types import FrameType, TracebackType
 from typing import Any
@@ -27,6 +28,7 @@ from ..config.sections import OptimConfig
 from ..models.mup import RATIO, parameter_groups
 from ..runs.run_dir import ResumePoint, Run, RunError, check_unchanged
 from ..utils.runtime import Rank, best_device, check_compiler, is_sharded, own_device, resolve_precision, whole
+from ..utils.team import brief, patience, together
 
 # The devices whose AdamW is one kernel in every supported version of torch.
 FUSED = {"cuda", "cpu", "xpu"}
@@ -55,10 +57,10 @@ class Parallel:
     uses_fsdp: bool
 
     @classmethod
-    def open(cls, config: TrainingConfig) -> Parallel:
+    def open(cls, config: TrainingConfig, rank: Rank | None = None) -> Parallel:
         """Join the processes that a launcher has started, or be the only one; `close` leaves them again."""
         check_launcher()
-        kind, rank = best_device(), Rank.here()
+        kind, rank = best_device(), rank or Rank.here()
         precision = resolve_precision(config.precision, kind)
         if config.compile:
             check_compiler(kind)
@@ -66,7 +68,7 @@ class Parallel:
         if rank.world > 1 and not distributed.is_initialized():
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            connect("nccl" if device.type == "cuda" else "gloo")
         return cls(rank, device, precision, uses_fsdp=config.parallel == "fsdp" and rank.world > 1)
 
     def close(self) -> None:
@@ -85,6 +87,7 @@ class Parallel:
 
     def place(self, network: nn.Module, config: TrainingConfig) -> nn.Module:
         """The network on its device in its memory layout, or this process's shards of it; the same object."""
+        self.rank.meet("the data and the network of the others")  # What is done in step has less time.
         if self.uses_fsdp:
             # Shards are rows of the plain layout; convolutions follow the layout of the images then.
             return shard(network, self.device, self.precision)
@@ -152,36 +155,35 @@ class Parallel:
         distributed.all_gather_object(found, value)
         return found
 
-    def wait_for_everyone(self) -> None:
-        self.any_rank(False)
 
-    @contextmanager
-    def all_or_none(self) -> Iterator[None]:
-        """For work that one process does while the others wait: if it fails in one, all of them stop."""
-        try:
-            yield
-        except Exception:
-            with suppress(RuntimeError):  # Of a process that is gone; why this one failed is what matters.
-                self.any_rank(True)
-            raise
-        if self.any_rank(False):
-            raise RunError("another process of this run failed, and says why; this one stops with it")
+def connect(backend: str) -> None:
+    """Join the processes; one that does not answer for as long as `patience` says ends what they do together."""
+    try:
+        distributed.init_process_group(backend, timeout=timedelta(seconds=patience()))
+    except (RuntimeError, ValueError) as error:
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT")
+        given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+        raise RunError(f"the processes of this run could not be connected ({given}): {brief(error)}") from error
+
+
+def launched() -> AbstractContextManager[Rank]:
+    """This process as the launcher has started it, with those that it started beside."""
+    rank = Rank.here()
+    return together(rank) if rank.world > 1 else nullcontext(rank)
 
 
 @contextmanager
 def alone_in(run: Run, start: ResumePoint, parallel: Parallel) -> Iterator[None]:
     """Keep other processes from training in the folder; raises if one has done so since the resume point was found."""
-    with ExitStack() as held:
-        with parallel.all_or_none():
-            if parallel.is_main:
-                held.enter_context(run.locked())
-        with parallel.all_or_none():
-            check_unchanged(run, start)
+    with run.locked() if parallel.is_main else nullcontext():
+        parallel.rank.meet(f"the lock of {run}")
+        check_unchanged(run, start)
+        parallel.rank.meet(f"a look at {run}")
         yield
 
 
 @contextmanager
-def explain_lost_peer() -> Iterator[None]:
+def explain_lost_peer(rank: Rank) -> Iterator[None]:
     """For all that processes do together: one that others have left says so, whatever it waited for them in."""
     try:
         yield
@@ -189,8 +191,10 @@ def explain_lost_peer() -> Iterator[None]:
         # The backend of CPUs has no class of errors for it.
         if not isinstance(error, DistError) and "gloo" not in str(error):
             raise
-        sleep(LEFT_ALONE_SECONDS)
-        raise RunError("another process of this run has ended, so that this one cannot go on") from error
+        if not rank.failure():
+            sleep(LEFT_ALONE_SECONDS)
+        lost = rank.failure() or "another process of this run has ended, or cannot be reached"
+        raise RunError(f"{lost}; this one waited for its part of a step ({brief(error)})") from error
 
 
 class StopSignals:

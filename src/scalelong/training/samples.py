@@ -15,7 +15,6 @@ from ..evaluation import Evaluator
 from ..runs.run_dir import Run
 from ..sampling.images import save_grid
 from ..sampling.sample_run import sample_network, validation_condition
-from ..utils.block_folder import wait_until
 from .parallel import Parallel
 from .state import TrainState
 
@@ -26,7 +25,7 @@ def save_samples(path: Path, network: nn.Module, config: Config, inputs: Inputs,
     """A grid of samples as a PNG, always of the same noise; with shards every process takes part in each pass."""
     if not parallel.is_main and not parallel.uses_fsdp:
         # Not in a collective: sampling may take longer than those wait.
-        wait_until(path.is_file)
+        parallel.rank.wait(f"the grid {path}", path.is_file)
         return
     conditioning, condition = conditioning_of(config, inputs.empty_text), sample_condition(config, inputs, GRID_IMAGES)
     network.eval()
@@ -79,7 +78,7 @@ def evaluate_samples(
             break
         numbers |= found.numbers()
         say(f"step {state.step}, {found}")
-    parallel.wait_for_everyone()  # All have their result by now, so that none waits for long.
+    parallel.rank.meet("the evaluation of the others")
     network.train()
     if parallel.is_main:
         evaluator.tidy()

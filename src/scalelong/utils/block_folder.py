@@ -4,13 +4,11 @@
     block-00000.safetensors  what is in a block is a function of its number and of what is in the index
     block-00000.json         the entry of that block, until the index has it
 
-A block counts once its entry is there, so a killed process costs no more than the block that it was making. The
-processes exchange nothing but these files: none waits in a collective that could time out.
+A block counts once its entry is there, so a killed process costs no more than the block that it was making.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +21,6 @@ from .runtime import SINGLE, Rank
 
 FORMAT = 2
 INDEX = "index.json"
-POLL_SECONDS = 0.2
 
 Fingerprint = dict[str, Any]
 """What a result depends on, by name; only with equal ones are two results the same."""
@@ -161,7 +158,7 @@ class BlockFolder:
         if rank.index:
             return False
         index = self.index() or index
-        wait_until(lambda: report() >= count)
+        rank.wait(f"the parts of the others in {self.path}", lambda: report() >= count)
         for name in blocks:
             make_missing(name, count)
         entries = {name: entry for name in blocks if (entry := self.entry(name, index)) is not None}
@@ -211,11 +208,6 @@ def check_fingerprint(path: Path, before: Fingerprint, now: Fingerprint, ignore:
     if changed:
         shown = ", ".join(f"{key} {before.get(key)} → {now.get(key)}" for key in changed[:3])
         raise BlockError(f"{path} was made with other settings ({shown}): give the same ones, or remove it")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        time.sleep(POLL_SECONDS)
 
 
 def read_index(file: Path) -> Index | None:

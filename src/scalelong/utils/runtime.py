@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Generator, Tensor, nn
 
+POLL_SECONDS = 0.2
 PACKAGES = ("scalelong", "torch", "diffusers", "datasets", "numpy", "safetensors")
 
 
@@ -33,6 +35,21 @@ class Rank:
     def here(cls) -> Rank:
         """That of this process, as torchrun and accelerate say it."""
         return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+    # A `Team` of several processes overrides these: it notices those that are lost.
+
+    def wait(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait until what another process does is there; `what` says what it is."""
+        while not condition():
+            time.sleep(POLL_SECONDS)
+
+    def meet(self, what: str, said: str = "") -> list[str]:
+        """Wait until all processes are here; what each of them said, by rank."""
+        return [said]
+
+    def failure(self) -> str:
+        """How another process has ended before its time, if one did."""
+        return ""
 
 
 SINGLE = Rank()
