@@ -12,6 +12,7 @@ from scalelong.runs import Run
 
 PLAIN = ["training.validate_every=4", "optim.warmup_steps=2"]
 SHARDED = [*PLAIN, "training.parallel=fsdp"]
+MUP = ["model.parametrization=mup", "model.base_width=8"]
 CLIPPED = ["optim.adaptive_clip=1.05", "optim.clip_norm=0.1"]
 
 
@@ -19,8 +20,8 @@ CLIPPED = ["optim.adaptive_clip=1.05", "optim.clip_norm=0.1"]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`one` process; `two` that share the weights; `killed`, the same with two kills; `parts`, with accumulation.
 
-    `clipped one` and `clipped two` clip every tensor by itself. `moved` is begun by two processes that share the
-    weights and ended by one; in `poisoned` the second meets a NaN.
+    `mup one` and `mup two` are in μP, `clipped one` and `clipped two` clip every tensor by itself. `moved` is begun by
+    two processes that share the weights and ended by one; in `poisoned` the second meets a NaN.
     """
     folder = tmp_path_factory.mktemp("sharded")
     two = {"processes": 2, "overrides": SHARDED}
@@ -33,6 +34,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"out": folder / "moved", "overrides": PLAIN},
         {"out": folder / "clipped one", "overrides": [*PLAIN, *CLIPPED]},
         {"out": folder / "clipped two", "processes": 2, "overrides": [*SHARDED, *CLIPPED]},
+        {"out": folder / "mup one", "overrides": [*PLAIN, *MUP]},
+        {"out": folder / "mup two", "processes": 2, "overrides": [*SHARDED, *MUP]},
         {"out": folder / "bf16", "processes": 2, "overrides": [*SHARDED, "training.precision=bf16"]},
         {"out": folder / "poisoned", **two, "poisoned_rank": 1},
     )
@@ -46,6 +49,10 @@ def test_shards_have_the_losses_and_the_samples_of_one_process(runs: Path) -> No
         # 1e-5: sums in another order, over eight steps.
         assert together == pytest.approx(alone, rel=1e-5)
     assert (Run(runs / "two").samples / "step-000008.png").stat().st_size > 100
+
+
+def test_shards_learn_at_the_rates_of_mup(runs: Path) -> None:
+    assert losses(runs / "mup two") == pytest.approx(losses(runs / "mup one"), rel=1e-5)
 
 
 def test_a_checkpoint_of_shards_holds_whole_tensors(runs: Path) -> None:

@@ -10,6 +10,7 @@ from .edge import edge
 from .evaluate import evaluate, stats
 from .inspect import inspect
 from .job import job
+from .mup import coordcheck, transfer
 from .prepare import prepare
 from .probe import probe
 from .report import report
@@ -49,6 +50,8 @@ for command in (
     compare,
     edge,
     why,
+    coordcheck,
+    transfer,
     job,
     theory,
     kappa,

@@ -39,6 +39,8 @@ class Arm:
     id: str
     method: Method
     config: Config
+    place: str = ""
+    """What its setting is called by before the rest: the parametrization and width of a transfer."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -55,14 +57,16 @@ class Arm:
     def axes(self) -> dict[str, Any]:
         """What arms are crossed by, besides the method."""
         config = self.config
-        return {"lr": config.optim.lr, "depth": config.model.depth, "batch": config.training.batch_size}
+        sizes = {"depth": config.model.depth, "batch": config.training.batch_size, "width": config.model.width}
+        return {"lr": config.optim.lr, **sizes, "parametrization": config.model.parametrization}
 
     @property
     def setting(self) -> str:
         """Arms of the same setting are compared with each other."""
         rate = "lr {lr:g}" if self.method.rate is None else "each at its own lr"
         depth = "" if self.axes["depth"] is None else "depth {depth}, "
-        return f"{rate}, {depth}batch {{batch}}".format(**self.axes)
+        place = f"{self.place}, " if self.place else ""
+        return f"{place}{rate}, {depth}batch {{batch}}".format(**self.axes)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,15 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """The recipe of a transfer as it was named, what replaces its values, and the width at which all begin."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    base: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """A whole comparison. Seed k is the recipe's seed plus k."""
 
@@ -91,6 +104,8 @@ class Plan:
     baseline: Method
     edge_rates: tuple[float, ...] = ()
     """The rates that all methods share, if the edge of each is looked for: those who failed are then stopped early."""
+    transfer: Transfer | None = None
+    """How to train what it finds, if it asks whether the best rate is the same at every width."""
 
     @property
     def runs(self) -> list[PlannedRun]:

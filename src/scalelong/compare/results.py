@@ -30,6 +30,7 @@ from .outcome import SIGMAS
 from .speedup import Speedup, speedup
 from .survival import Survival, compare_survival
 from .sweeps import columns, describe_rates
+from .transfer import describe_transfer
 
 FILE = "results.json"
 VERSION = 2
@@ -41,6 +42,8 @@ OF_RUN = (
     "lr",
     "depth",
     "batch",
+    "width",
+    "parametrization",
     "seed",
     "status",
     "cause",
@@ -118,6 +121,7 @@ def summarise(plan: Plan, records: Records, metadata: Metadata) -> Table:
         "comparisons": [describe_pair(arm, base, records) for arm, base in plan.pairs()],
         "rate_sensitivity": sweeps,
         "edge_rates": list(plan.edge_rates),
+        "transfer": describe_transfer(plan, records),
         "advice": advice(sweeps, plan.steps) if plan.edge_rates and sweeps else None,
         "warnings": [*metadata.warnings, *cautions(plan, records)],
     }
@@ -244,7 +248,8 @@ def difference(pairs: Sequence[tuple[float | None, float | None]]) -> Table | No
 def cautions(plan: Plan, records: Records) -> list[str]:
     """What a reader of the numbers should know."""
     found = []
-    for arm in () if plan.edge_rates else plan.arms:  # Where the edge is looked for, failures are what is looked for.
+    # Where the edge or the best rate is looked for, some rates are too large on purpose.
+    for arm in () if plan.edge_rates or plan.transfer else plan.arms:
         if lost := {run.seed: run.outcome for run in records[arm.id] if run.outcome and run.failed}:
             seeds, first = ", ".join(map(str, lost)), next(iter(lost.values()))
             found.append(f"{arm.label} ({arm.setting}): failed with seed {seeds}: {first.cause}: {first.message}")

@@ -288,9 +288,10 @@ class Launcher:
 
 def count_parameters(plan: Plan) -> dict[str, int]:
     """Of each arm; those that differ in the learning rate or the batch size only have the same network."""
-    networks = {(arm.method, arm.axes["depth"]): arm.config for arm in plan.arms}
+    sizes = {arm.id: (arm.method, arm.axes["depth"], arm.axes["width"]) for arm in plan.arms}
+    networks = {sizes[arm.id]: arm.config for arm in plan.arms}
     counts = {key: summarise_recipe(config).parameters for key, config in networks.items()}
-    return {arm.id: counts[arm.method, arm.axes["depth"]] for arm in plan.arms}
+    return {name: counts[key] for name, key in sizes.items()}
 
 
 def state_of(record: RunRecord, failure: str | None = None) -> RunState:
@@ -318,7 +319,10 @@ def estimate_seconds(plan: Plan, workers: int) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(jobs.threads_each(workers))
     try:
-        speeds = [time_step(arm.config) for arm in plan.arms if arm.method == plan.baseline]
+        sizes = {
+            (arm.place, arm.axes["depth"], arm.axes["batch"]): arm for arm in plan.arms if arm.method == plan.baseline
+        }
+        speeds = [time_step(arm.config) for arm in sizes.values()]
     finally:
         torch.set_num_threads(threads)
     return fmean(speeds) * plan.steps * len(plan.runs) / workers

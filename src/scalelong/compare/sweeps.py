@@ -11,8 +11,8 @@ from .grid import Arm, Plan
 from .intervals import Estimate, largest_stable_rate, mean_interval
 from .survival import RateTable
 
-Setting = tuple[int | None, int]
-"""Depth, if the network has one, and batch size."""
+Setting = tuple[str, int | None, int]
+"""The place in a transfer, the depth, if the network has one, and the batch size."""
 
 Sweeps = Mapping[tuple[str, Setting], tuple[Sequence[Arm], RateTable]]
 """By method and setting: the arms, the lowest rate first, and their runs."""
@@ -20,12 +20,17 @@ Sweeps = Mapping[tuple[str, Setting], tuple[Sequence[Arm], RateTable]]
 
 def describe_rates(plan: Plan, records: Records) -> list[Table]:
     """For each method that ran at several learning rates, where its edge is and how much the choice matters."""
+    sweeps = sweeps_of(plan, records)
+    return [describe_sweep(plan, key, sweeps, records) for key in sweeps]
+
+
+def sweeps_of(plan: Plan, records: Records) -> Sweeps:
+    """Those with runs at two rates or more, in the plan's order."""
     groups: dict[tuple[str, Setting], list[Arm]] = {}
-    for arm in sorted(plan.arms, key=lambda arm: arm.axes["lr"]):
-        groups.setdefault((arm.method.id, (arm.axes["depth"], arm.axes["batch"])), []).append(arm)
-    sweeps = {key: (arms, table) for key, arms in groups.items() if (table := table_of(arms, records)) is not None}
-    order = list(dict.fromkeys((arm.method.id, (arm.axes["depth"], arm.axes["batch"])) for arm in plan.arms))
-    return [describe_sweep(plan, key, sweeps, records) for key in order if key in sweeps]
+    for arm in plan.arms:
+        groups.setdefault((arm.method.id, (arm.place, arm.axes["depth"], arm.axes["batch"])), []).append(arm)
+    found = {key: sorted(arms, key=lambda arm: arm.axes["lr"]) for key, arms in groups.items()}
+    return {key: (arms, table) for key, arms in found.items() if (table := table_of(arms, records)) is not None}
 
 
 def table_of(arms: Sequence[Arm], records: Records) -> RateTable | None:
@@ -55,6 +60,7 @@ def describe_sweep(plan: Plan, key: tuple[str, Setting], sweeps: Sweeps, records
     return {
         "method": first.method.id,
         "label": first.label,
+        "place": first.place,
         **{name: first.axes[name] for name in ("depth", "batch")},
         "losses": spread["mean"],
         "low": spread["low"],

@@ -18,6 +18,7 @@ from ..data.prepared import open_prepared, prepared_folder
 from ..diffusion import DiffusionProcess, build_schedule
 from ..diffusion.guidance import NOTHING, Condition, Conditioning
 from ..models import UViT
+from ..models.mup import parametrize
 from ..models.presets import build_text_unet, build_unet
 from ..skips import AbsorbedScalingWarning, SkipSite, condition_on_self, find_skips, scale_skips
 from ..skips.apply import NAME
@@ -26,7 +27,7 @@ from ..utils.atomic import human_size
 from ..utils.runtime import machine_memory, training_memory
 from .own import build_own, load_start, note_own, read_start, start_digest
 from .schema import Config, PythonConfig, TrainingConfig, UNetConfig, UViTConfig
-from .sections import DiffusionConfig
+from .sections import DiffusionConfig, NetworkConfig
 
 # The keywords of labels and of text; a network of the user's own takes them after image and time.
 CONDITION_NAMES = {"uvit": ("y", "context"), "unet": ("class_labels", "encoder_hidden_states"), "python": None}
@@ -88,13 +89,21 @@ def build_model(config: Config, *, fresh: bool = True) -> nn.Module:
 
 
 def build_network(config: Config) -> nn.Module:
-    """The network before its skips are scaled; a U-ViT takes label and text as tokens."""
+    """The network before its skips are scaled, in its parametrization."""
+    network = build_standard(config)
+    if config.model.parametrization == "mup":
+        parametrize(network, config.model.width_ratio)
+    return network
+
+
+def build_standard(config: Config) -> nn.Module:
+    """The network in the standard parametrization; a U-ViT takes label and text as tokens."""
     model = config.model
     if isinstance(model, PythonConfig):
         return build_own(model)
     if isinstance(model, UNetConfig):
         return build_levels(config, model)
-    options = model.model_dump(exclude={"kind", "init_std", "weights", "weights_sha256", "self_conditioning"})
+    options = model.model_dump(exclude={"kind", "init_std", *NetworkConfig.model_fields})
     if config.labels is not None:
         options["num_classes"] = config.labels.embeddings
     if config.text is not None:

@@ -86,14 +86,35 @@ class UViTConfig(NetworkConfig):
         return not self.qk_norm and not self.skip_norm and self.concat_balance == 0.5
 
     @property
+    def width(self) -> int:
+        return self.embed_dim
+
+    @property
     def weight_std(self) -> float:
-        """The standard deviation of the linear layers' weights at the start."""
-        return 0.02 * math.sqrt(512 / self.embed_dim) if self.init_std is None else self.init_std
+        """The standard deviation of the linear layers' weights at the start; of a network in μP that at its base."""
+        width = self.embed_dim if self.parametrization == "standard" else self.base_width or self.embed_dim
+        return 0.02 * math.sqrt(512 / width) if self.init_std is None else self.init_std
+
+    def at_width(self, width: int) -> dict[str, Any]:
+        """The settings of this network at another width, its heads as large as they are.
+
+        >>> base = UViTConfig(kind="uvit", img_size=8, patch_size=4, embed_dim=64, depth=2, num_heads=4)
+        >>> base.at_width(96)
+        {'embed_dim': 96, 'num_heads': 6}
+        """
+        head = self.embed_dim // self.num_heads
+        if width % head:
+            raise ValueError(
+                f"{width} is no multiple of {head}, the size of a head (embed_dim / num_heads) at every width"
+            )
+        return {"embed_dim": width, "num_heads": width // head}
 
     @model_validator(mode="after")
     def _check(self) -> UViTConfig:
         require(self.img_size % self.patch_size == 0, "patch_size", f"must divide img_size ({self.img_size})")
         require(self.embed_dim % self.num_heads == 0, "num_heads", f"must divide embed_dim ({self.embed_dim})")
+        for check in self.mup_checks() if self.parametrization == "mup" else ():
+            require(*check)
         return self
 
 
@@ -131,6 +152,19 @@ class UNetConfig(NetworkConfig):
         """The resolution of each level, the finest first."""
         return tuple(self.sample_size >> level for level in range(len(self.block_out_channels)))
 
+    @property
+    def width(self) -> int:
+        return self.block_out_channels[0]
+
+    def at_width(self, width: int) -> dict[str, Any]:
+        """The settings of this network with another width of its finest level, and the others in proportion."""
+        widths = [size * width / self.width for size in self.block_out_channels]
+        for unit, name in ((self.norm_num_groups, "norm_num_groups"), (self.attention_head_dim, "attention_head_dim")):
+            if unit is not None and any(size % unit for size in widths):
+                shown = ", ".join(f"{size:g}" for size in widths)
+                raise ValueError(f"{width} makes levels of {shown} features, and {name} ({unit}) must divide each")
+        return {"block_out_channels": [int(size) for size in widths]}
+
     @model_validator(mode="after")
     def _check(self) -> UNetConfig:
         halvings = 2 ** (len(self.block_out_channels) - 1)
@@ -141,6 +175,10 @@ class UNetConfig(NetworkConfig):
         for side in self.attention:
             there_are = f"{side} is no resolution of this network; there are {', '.join(map(str, sides))}"
             require(side in sides, "attention", there_are)
+        for check in self.mup_checks() if self.parametrization == "mup" else ():
+            require(*check)
+        one_head = self.parametrization == "mup" and self.attention and self.attention_head_dim is None
+        require(not one_head, "attention_head_dim", "is missing: mup needs heads that are as large at every width")
         return self
 
 
@@ -293,6 +331,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _check(self) -> Config:
         what = "data" if self.latents is None else "autoencoder"
+        plain_unet = isinstance(self.model, UViTConfig) or (isinstance(self.model, UNetConfig) and self.text is None)
+        kinds = (
+            "parametrization: mup knows the kinds of weight of U-ViTs and of UNets without text, not of this network"
+        )
+        require(plain_unet or self.model.parametrization == "standard", "model", kinds)
         given, network = ("×".join(map(str, sizes)) for sizes in (self.sample_shape, self.model.image_shape))
         require(given == network, "model", f"denoises C×H×W = {network}, but the {what} gives {given}")
         for key, column in (("labels", "label_column"), ("text", "caption_column")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict
@@ -42,6 +43,37 @@ class NetworkConfig(Section):
     """Of that file; noted when a run begins."""
     self_conditioning: bool = False
     """Whether the features of the middle block guide the decoder (`condition_on_self`); U-ViTs and UNets only."""
+    parametrization: Literal["standard", "mup"] = "standard"
+    """mup = initial values and rates by the kind of each weight, so that a rate found at one width holds at others."""
+    base_width: Size | None = None
+    """The width at which mup is the same as standard; heads are as large there."""
+
+    @property
+    def width(self) -> int | None:
+        """Features of a token, or of a pixel at the finest level; None where they are not known."""
+        return None
+
+    @property
+    def width_ratio(self) -> float:
+        """n of μP; 1 in the standard parametrization."""
+        return self.width / self.base_width if self.parametrization == "mup" and self.width and self.base_width else 1.0
+
+    def at_width(self, width: int) -> dict[str, Any]:
+        """The settings of this network at another width; raises where it cannot be as wide."""
+        raise ValueError(f"only the width of a U-ViT or of a UNet can be set, and not that of this network to {width}")
+
+    def mup_checks(self) -> Iterator[tuple[bool, str, str]]:
+        """What must hold of a network in μP: whether it does, the key that is wrong if not, and what is wrong."""
+        base = self.base_width
+        yield base is not None, "base_width", "is missing: the width at which mup is the same as standard"
+        try:
+            self.at_width(base or 0)
+        except ValueError as error:
+            yield False, "base_width", str(error)
+        other = (
+            "a standard network's weights are another function in mup: set parametrization: standard, or base_width: {}"
+        )
+        yield self.weights is None or base == self.width, "weights", other.format(self.width)
 
     @property
     def sites(self) -> list[SkipSite] | None:

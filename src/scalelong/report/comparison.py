@@ -124,6 +124,7 @@ class Sweep(Curve):
     """The runs of a method at several learning rates: its final losses, which of them survive, and its edge."""
 
     label: str = ""
+    place: str = ""
     depth: int | None = None
     batch: int | None = None
     sensitivity: Estimate = Estimate()
@@ -135,6 +136,39 @@ class Sweep(Curve):
     best_rate: float | None = None
     best_loss: Estimate | None = None
     sentence: str = ""
+
+
+@dataclass(frozen=True)
+class AtWidth(Curve):
+    """The losses over the rates at a width, and the best rate there."""
+
+    width: int = 0
+    best: Estimate = Estimate()
+
+
+@dataclass(frozen=True)
+class Family:
+    """The widths of a parametrization, and how far the best rate moves from the first to the last."""
+
+    label: str
+    widths: tuple[AtWidth, ...]
+    shift: Estimate
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Carried:
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Whether the best rate of a method is the same at every width."""
+
+    label: str
+    families: tuple[Family, ...]
+    carried: Carried
+    advice: str
 
 
 @dataclass(frozen=True)
@@ -163,6 +197,7 @@ class Results(Plan):
     comparisons: tuple[Pair, ...] = ()
     rate_sensitivity: tuple[Sweep, ...] = ()
     edge_rates: tuple[float, ...] = ()
+    transfer: tuple[Transfer, ...] | None = None
     advice: str | None = None
     warnings: tuple[str, ...] = ()
 

@@ -10,6 +10,7 @@ from .blocks import Block, Chart, Interval, Intervals, Metadata, Part, Section, 
 from .comparison import Arm, Comparison, Curve
 from .numbers import NOTHING, TO, Estimate, duration, listed, plural, show, show_estimate, show_factor, thin
 from .runs import Environment
+from .transfer import transfers
 
 MOST_GALLERIES = 6
 
@@ -32,7 +33,9 @@ def comparison_part(comparison: Comparison, album: sections.Album) -> Part:
     edge = Section("edge", "Edge of stability", edges.edges(comparison, album, missing))
     moved = Section("stability", "Oscillation", oscillation(comparison))
     first = [edge, moved] if results.edge_rates else []
+    found = transfers(results.transfer or ())
     shown = [
+        Section("transfer", "Best rate by width", found),
         *first,
         Section("result", "Result", result(comparison)),
         Section("curves", "Curves", curves(comparison)),
@@ -40,7 +43,7 @@ def comparison_part(comparison: Comparison, album: sections.Album) -> Part:
         Section("coefficients", "Coefficients of the skips", coefficients(comparison)),
         Section("noise", "Robustness to extra noise", noise(comparison)),
         *([] if first else [edge]),
-        Section("rates", "Sensitivity to the learning rate", edges.rates(comparison)),
+        Section("rates", "Sensitivity to the learning rate", [] if found else edges.rates(comparison)),
         Section("samples", "Samples", samples(comparison, album, missing)),
         Section("kappa", "Which κ", advice(comparison)),
         Section("setup", "What was run", setup(comparison)),
@@ -91,7 +94,7 @@ def result(comparison: Comparison) -> Sequence[Block]:
     blocks: list[Block] = []
     if comparison.running:
         blocks.append(Text("Please note", "warning", ["Not all runs have ended: intervals will change."]))
-    if not pairs:
+    if not pairs and comparison.results.transfer is None:
         blocks.append(Text(NO_PAIRS, "empty"))
     settings = list(dict.fromkeys(pair.setting for pair in pairs))
     for place, setting in enumerate(settings):

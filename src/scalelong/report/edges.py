@@ -118,7 +118,7 @@ def views_of(comparison: Comparison, curve: Callable[[Sweep], tuple[Points, Band
 
 
 def setting_of(sweep: Sweep) -> str:
-    return f"depth {show(sweep.depth)}, batch {show(sweep.batch)}"
+    return ", ".join(filter(None, (sweep.place, f"depth {show(sweep.depth)}, batch {show(sweep.batch)}")))
 
 
 def name_of(comparison: Comparison, sweep: Sweep) -> str:

@@ -65,6 +65,8 @@ def clipped(name: str, most: int = 60) -> str:
 
 
 def draw_view(axes: Any, chart: Chart, view: View) -> None:
+    from matplotlib.ticker import LogFormatter, NullLocator
+
     if view.area is not None:
         draw_band(axes, view.area, label=clipped(view.area.name))
     for series in view.series:
@@ -73,8 +75,13 @@ def draw_view(axes: Any, chart: Chart, view: View) -> None:
     axes.set(title=clipped(title), xlabel=chart.x, ylabel=chart.y)
     axes.set(xscale="log" if chart.log_x else "linear", yscale="log" if chart.log_y else "linear")
     places = sorted({x for series in view.series for line in series.lines for x, _ in line})
-    if len(places) <= MOST_TICKS and all(place == int(place) for place in places):
-        axes.set_xticks(places)
+    if len(places) <= MOST_TICKS and (chart.log_x or all(place == int(place) for place in places)):
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.xaxis.set_minor_locator(NullLocator())
+    for axis in (axes.xaxis, axes.yaxis):
+        if isinstance(axis.get_major_formatter(), LogFormatter):  # Matplotlib's own writes powers as formulas.
+            axis.set_major_formatter(LogFormatter())
+            axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     axes.grid(axis="y", color="#e9ecf1")
     # Under the axes, where it hides no curve.
     axes.figure.legend(loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)

@@ -21,6 +21,7 @@ from ..config.own import keep_code
 from ..config.schema import Config, PythonConfig, UViTConfig
 from ..config.sections import Weights
 from ..data.sources import import_extra
+from ..models.mup import fold_multiplier
 from ..skips import fuse_skips
 from ..skips.pretrained import CONFIG, OWN_CLASS, from_pretrained, push, read_json, save_pretrained, to_text
 from ..utils.atomic import Files, open_to_umask, publish, remove_left_behind, replace_text, system_errors, writing
@@ -70,6 +71,7 @@ def export_run(
         raise RunError(f"{target} exists already: choose another --out, or remove it first")
     network = read_network(config, chosen, weights)
     parameters = count_parameters(network)
+    fold_multiplier(network)
     reason = fold_scaling(network)
     temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
     remove_left_behind(target.parent, f".tmp-*-{glob.escape(target.name)}")

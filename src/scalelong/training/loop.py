@@ -166,7 +166,7 @@ class Trainer:
         """Forward, backward and, if loss and gradients are finite, an update; the step counts in either case."""
         config, state, parallel = self.config, self.state, self.parallel
         for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(config.optim, state.step, config.training.steps)
+            group["lr"] = learning_rate(config.optim, state.step, config.training.steps) * group["lr_factor"]
         seed_dropout(config.seed, state.step, parallel.rank.index)
         batch = self.loss.sample_noise(self.batches.at(state.step + state.batch_offset))
         micro_batches = batch.split(config.training.grad_accumulation)

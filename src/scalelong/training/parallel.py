@@ -25,6 +25,7 @@ from torch.optim import AdamW, Optimizer
 from ..config.build import lay_out
 from ..config.schema import Config, TrainingConfig
 from ..config.sections import OptimConfig
+from ..models.mup import RATIO, parameter_groups
 from ..runs.run_dir import ResumePoint, Run, RunError, check_unchanged
 from ..utils.runtime import Rank, best_device, check_compiler, is_sharded, own_device, resolve_precision, whole
 from ..utils.team import brief, patience, together
@@ -255,10 +256,13 @@ def check_batch_divides(config: Config, processes: int) -> None:
 
 
 def build_optimizer(network: nn.Module, config: OptimConfig, device: torch.device) -> Optimizer:
+    """AdamW; `lr_factor` of a group is what its rate is multiplied by."""
     fused = device.type in FUSED
-    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    groups = [{"params": [weight for weight in network.parameters() if weight.requires_grad], "lr_factor": 1.0}]
+    if hasattr(network, RATIO):
+        groups = parameter_groups(network, config.weight_decay)
     return AdamW(
-        parameters,
+        groups,
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
