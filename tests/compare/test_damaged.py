@@ -107,5 +107,5 @@ def test_a_run_whose_log_is_damaged_is_named_and_counts_for_nothing(out: Path, c
     assert launcher.progress.states[str(RUN.folder)].status == "broken"
     assert not launcher.records[str(RUN.folder)].survived
     assert [job.path.name for job in launcher.jobs] == ["kappa.json"], "it is not trained over what is there"
-    results = launcher._write()
+    results = launcher.write()
     assert results["runs_done"] == 0 or results["failures"]
