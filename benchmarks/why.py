@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from scalelong.compare.why import ask_why
@@ -82,14 +83,12 @@ def make_run(cause: str, settings: tuple[str, ...], seed: int, folder: Path, dat
     config = load_recipe(recipe_of(cause, settings, data, folder), [*own, f"seed={seed}"])
     if (folder / "trained").is_file():
         return out
-    try:
+    with suppress(TrainingDiverged):  # A run that is given up has collapsed, which is what is wanted.
         if cause == "layer × 30" and not (folder / "planted").is_file():
             train(config.model_copy(update={"training": config.training.model_copy(update={"steps": 80})}), out)
             scale_layer(Run(out), f"in_blocks.{seed % 2}.")
             (folder / "planted").write_text("")
         train(config, out, display=Silent())
-    except TrainingDiverged:
-        pass
     (folder / "trained").write_text("")
     return out
 
